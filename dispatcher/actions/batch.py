@@ -137,7 +137,7 @@ class Batch(Change[Outcome], reach=Reach.ANY_TENANT):
 
     @classmethod
     def selectors(cls) -> tuple[str, ...]:
-        """The fields of which one must be given, except for a dry run."""
+        """The fields that select emails. Only a dry run needs none of them."""
         return (*cls.filters, "email_ids", "all")
 
     def is_selecting(self) -> bool:

@@ -87,7 +87,7 @@ and disconnect would keep all other clients in the backlog."""
 GC_THRESHOLDS: Final = (10_000, 4, 50)
 """The garbage collector's thresholds. Requests leave almost no reference cycles. With Python's defaults and a few
 thousand waiting requests, the collector would repeatedly scan the objects of all requests, up to 40 ms each time. But
-abandoned pipelined requests are cycles. To free those of 200,000 objects at a time took 0.2 s; 50,000 take 0.04 s."""
+abandoned pipelined requests are cycles. To free 200,000 objects at once took 0.2 s; to free 50,000 takes 0.04 s."""
 LARGE_BLOCK_BYTES: Final = 1 << 20
 _M_MMAP_THRESHOLD: Final = -3
 SWITCH_SECONDS: Final = 0.0005

@@ -63,7 +63,7 @@ async def find_dead_ids(source: Source, selected: Selection, *, most: int | None
 
 
 async def find_dead_letter_emails(source: Source, email_ids: Collection[UUID]) -> dict[UUID, DeadLetterEmail]:
-    """The emails that dead letters are about, by id. Does not contain ids that have no email."""
+    """The emails with these ids, such as those of dead letters, by id. Does not contain ids that have no email."""
     if not email_ids:
         return {}
     rows = await fetch(source, "find_dead_letter_emails", ids_within(set(email_ids)))

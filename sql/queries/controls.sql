@@ -6,10 +6,10 @@ where (until_at is null or until_at > clock_timestamp())
     and (
         %(email_id)s::uuid is null
         or scope in ('all', 'provider')
-        or (scope, name) in (
-            select unnest(array['lane', 'tenant']), unnest(array[lane, tenant_id])
-            from dispatcher.email_log
-            where email_id = %(email_id)s
+        or exists (
+            select from dispatcher.email_log as e
+            where e.email_id = %(email_id)s
+                and (scope, name) in (('lane', e.lane), ('tenant', e.tenant_id))
         )
     )
 order by began_at, scope, name;

@@ -1,5 +1,5 @@
 -- part: is_selected
--- Whether the filters that select failed, held or unsent emails select the email `e`. A parameter that is null does not.
+-- Whether the filters of failed, held and unsent emails select the email `e`. A parameter that is null does not filter.
 (%(status)s::text is null or e.status = %(status)s)
 and (%(channel)s::text is null or coalesce(e.channel, 'email') = %(channel)s)
 and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
@@ -177,7 +177,7 @@ where {is_e_given}
 returning e.email_id;
 
 -- name: find_dead_letter_emails
--- The emails that these dead letters are about. If an id is missing in the result, the email does not exist.
+-- The emails with these ids, such as those of dead letters. No row: the email does not exist.
 select email_id, message_key, status, attempt_count, dead_letter_discarded_at is not null
 from dispatcher.email_log
 where {is_given};

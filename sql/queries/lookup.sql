@@ -14,7 +14,7 @@ email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, e
 provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
 
 -- part: read_next
--- The next emails that a page reads.
+-- The end of a query for the next emails that a page reads: their ids, order and number.
 email_id < %(below_id)s and email_id >= %(from_id)s
 order by email_id desc
 limit %(examined)s

@@ -39,7 +39,7 @@ select
 ;
 
 -- name: find_next_wake
--- Negative: overdue. Null: no email waits. Before PostgreSQL 17, `wait_until - clock_timestamp()` would raise an error if it is infinite.
+-- Negative: overdue. Null: no email waits. Before PostgreSQL 17, to subtract an infinite instant raises an error.
 select (extract(epoch from min(wait_until)) - extract(epoch from clock_timestamp()))::double precision
 from dispatcher.email_log
 where status = 'waiting';
