@@ -18,12 +18,12 @@ from uuid import UUID
 
 from dispatcher.domain.event import OpenMessage, ProviderEvent
 from dispatcher.domain.retry import Backoff
-from dispatcher.errors import StoreBusy
+from dispatcher.errors import DispatcherError, StoreBusy
 from dispatcher.events.contract import EventSink
 from dispatcher.host.services import Periodic
 from dispatcher.providers.contract import PollableProvider, PollRefused
 from dispatcher.store.connections import AsyncSession, connect_async
-from dispatcher.store.named_locks import acquire
+from dispatcher.store.named_locks import acquire, release_named_lock
 from dispatcher.store.polling import MAX_SEEN, PolledRow, find_held_message, find_polled
 from dispatcher.telemetry.log import get_log
 
@@ -52,6 +52,7 @@ class MessagePolling:
         self._provider = provider
         self._sink = sink
         self._session: AsyncSession | None = None
+        self._lock_name = f"polling {provider.name}"
         self._cursors: dict[float, datetime] = {}
         self._refused_id: UUID | None = None
         self._backoff = Backoff(base_seconds=INTERVAL_SECONDS, cap_seconds=MOST_WAIT_SECONDS)
@@ -64,9 +65,11 @@ class MessagePolling:
             await self._provider.close()
 
     async def close(self) -> None:
-        """Closes the database session, so that another host can ask the provider. Idempotent."""
+        """Releases the lock and closes the database session, so that another host can ask the provider. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
+            with suppress(DispatcherError):  # otherwise, the lock ends with the session
+                await release_named_lock(session, self._lock_name)
             await session.close()
 
     async def run_once(self) -> float | None:
@@ -95,12 +98,11 @@ class MessagePolling:
 
     async def _leading(self) -> AsyncSession | None:
         """The session that holds the lock for asking this provider; None while another host holds the lock."""
-        name = self._provider.name
         if self._session is None:
-            label = f"polling {name}"
-            session = await connect_async(self._database_url, name=f"dispatcher {label}", idle_seconds=IDLE_SECONDS)
+            name = f"dispatcher {self._lock_name}"
+            session = await connect_async(self._database_url, name=name, idle_seconds=IDLE_SECONDS)
             try:
-                if await acquire(session, label):
+                if await acquire(session, self._lock_name):
                     self._session = session
             finally:
                 if self._session is None:
