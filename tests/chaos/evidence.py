@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
@@ -14,6 +13,7 @@ import psycopg
 from dispatcher.dev.oracle import DlqEntry, Records, Row
 from dispatcher.dev.wire import RecordedAttempt, Wire
 from tests.acceptance.harness import Sink
+from tests.acceptance.rabbit import QueueMessage
 from tests.chaos.producer import recipients_of
 from tests.chaos.reporter import FORGED
 from tests.chaos.row_actions import DAMAGED_TENANT
@@ -68,7 +68,8 @@ def collect(stage: StormStage, policy: str) -> Records:
         forged = sum(1 for _ in session.execute(_FORGED, [FORGED]))
         settled = {row[0] for row in session.execute(_SETTLED)}
     recovered = [event for event in stage.events("email.recovered") if UUID(event["email_id"]) not in damaged]
-    entries, unknown = _dlq_entries(stage, damaged)
+    about_damaged = {str(email_id).encode() for email_id in damaged}
+    entries, unknown = _dlq_entries(stage, about_damaged)
     requested_keys = stage.producers.keys()
     recipients = {}
     if isinstance(stage.provider, Sink):  # it records for whom it accepts an email
@@ -84,7 +85,7 @@ def collect(stage: StormStage, policy: str) -> Records:
         dlq_entries=entries,
         unknown_messages=unknown,
         garbage=frozenset(stage.diary.garbage),
-        waiting=stage.rabbit.waiting(stage.topology.queue),
+        waiting=len(_messages(stage, stage.topology.queue, about_damaged)),
         accepted=stage.provider.delivered(),
         recipients=recipients,
         deliveries=stage.provider.deliveries() if isinstance(stage.provider, Sink) else {},
@@ -114,16 +115,20 @@ def _unix(event: Event) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
-def _dlq_entries(stage: StormStage, damaged: Collection[UUID]) -> tuple[list[DlqEntry], list[bytes]]:
-    """The dead letters, and the bodies of other messages, except those that name a damaged row."""
+def _dlq_entries(stage: StormStage, about_damaged: set[bytes]) -> tuple[list[DlqEntry], list[bytes]]:
+    """The dead letters, and the bodies of other messages."""
     entries, unknown = [], []
-    about_damaged = {str(email_id).encode() for email_id in damaged}
-    for message in stage.rabbit.read_all(stage.topology.dlq):
-        if {match.group() for match in _ID.finditer(message.body)} & about_damaged:
-            continue
+    for message in _messages(stage, stage.topology.dlq, about_damaged):
         if message.was_rejected:
             unknown.append(message.body)
         else:
             document = orjson.loads(message.body)
             entries.append(DlqEntry(UUID(document["email_id"]), document["status"]))
     return entries, unknown
+
+
+def _messages(stage: StormStage, queue: str, about_damaged: set[bytes]) -> list[QueueMessage]:
+    """A queue's messages, except those that name a damaged row. The relay publishes such a row again and again."""
+    return [
+        message for message in stage.rabbit.read_all(queue) if not about_damaged.intersection(_ID.findall(message.body))
+    ]
