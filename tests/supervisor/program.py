@@ -15,12 +15,14 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from tests import preloaded
+
 T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 90.0
 """Far longer than anything takes on a busy machine. A wait that reaches this timeout shows a bug."""
 LOOK_SECONDS: Final = 0.01
-CHECKOUT: Final = Path(__file__).parents[2]
+CHECKOUT: Final = preloaded.CHECKOUT
 
 Event = dict[str, Any]
 
@@ -86,15 +88,7 @@ class Program:
         self._events: list[Event] = []
         self._log_path.touch()
         with (stdout or self._log_path).open("wb") as log, self._words_path.open("wb") as words:
-            self._process = subprocess.Popen(
-                argv,
-                env=dict(env),
-                cwd=CHECKOUT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=words,
-                start_new_session=True,
-            )
+            self._process = preloaded.start(argv, env=env, stdout=log.fileno(), stderr=words.fileno())
         self.pid = self._process.pid
 
     @property
