@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import hypothesis
+import orjson
 import psycopg
 import pytest
 from hypothesis.internal.conjecture import providers as examples
@@ -49,6 +50,8 @@ hypothesis.settings.load_profile("suite")
 
 _SERVERS: Final = pytest.StashKey[Servers]()
 _PREFIX: Final = "dispatcher-tests-"
+SERVERS_VARIABLE: Final = "DISPATCHER_TEST_SERVERS"
+"""Names the servers of a run that starts pytest again and again (tests/mutation), as JSON."""
 _MEMORY: Final = Path("/dev/shm")
 _MEMORY_BYTES: Final = 4 << 30
 """The free memory that is required, in bytes. A full run needs at most a quarter of this."""
@@ -160,6 +163,8 @@ def pytest_configure_node(node: WorkerController) -> None:
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     """PostgreSQL and RabbitMQ for the whole run, with empty data directories that are removed afterwards."""
     shared = getattr(request.config, "workerinput", {}).get("servers")
+    if SERVERS_VARIABLE in os.environ:
+        shared = orjson.loads(os.environ[SERVERS_VARIABLE])
     if shared:
         yield Servers(**{**shared, "folder": Path(shared["folder"])})
     else:

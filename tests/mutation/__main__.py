@@ -1,0 +1,266 @@
+"""`./run mutate`: plants faults in a copy of the product, and shows which of them the tests notice.
+
+    ./run mutate --sample 100 --seed 1      a sample of small faults, drawn from all rooms
+    ./run mutate --room relay               the same number, from one room
+    ./run mutate --faults                   the planted faults of tests/mutation/faults
+
+First, all tests run once with coverage, to learn which tests execute which line; later runs keep this knowledge until
+the product or a test changes. Each fault then meets the tests that execute its lines, those of its own room first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from dispatcher.dev.servers import private_servers
+from tests.conftest import SERVERS_VARIABLE
+from tests.mutation.mutants import ROOMS, Mutant, all_mutants
+from tests.mutation.tests_by_line import TestsByLine, record
+
+CHECKOUT: Final = Path(__file__).parents[2]
+FAULTS: Final = Path(__file__).parent / "faults"
+SECONDS: Final = 420.0
+"""After this time, a fault counts as noticed: it makes a test hang."""
+_COPIED: Final = ("benchmarks", "deploy", "dispatcher", "docs", "examples", "requirements", "sql", "tests")
+_HUNK: Final = re.compile(r"^@@ -(\d+)(?:,(\d+))? ", re.MULTILINE)
+_PATCHED: Final = re.compile(r"^--- a/(\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault to plant: the files' new texts, and the tests that may notice it."""
+
+    name: str
+    texts: dict[str, str]
+    tests: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the tests said. `noticed_by` is the first test that failed; empty if none did."""
+
+    fault: str
+    noticed_by: str
+    tests: int
+    seconds: float
+
+
+@click.command("./run mutate", context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
+@click.option("--sample", type=click.IntRange(1), default=100, show_default=True, help="How many faults.")
+@click.option("--seed", type=click.IntRange(0), help="The same seed draws the same faults.  [default: random]")
+@click.option("--room", "rooms", type=click.Choice(list(ROOMS)), multiple=True, help="Repeatable.  [default: all]")
+@click.option("--faults", is_flag=True, help="Plant the named faults instead of a sample.")
+@click.option("--jobs", type=click.IntRange(1, 16), default=os.cpu_count() or 1, help="At the same time.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each fault.")
+def main(
+    *, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, jobs: int, as_json: bool
+) -> None:  # one parameter per option
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    data_file = _known_tests()
+    tests_by_line = TestsByLine(CHECKOUT, data_file)
+    chosen = list(_named(tests_by_line) if faults else _drawn(tests_by_line, rooms or list(ROOMS), sample, seed))
+    click.echo(f"{len(chosen)} faults{'' if faults else f', seed {seed}'}", err=True)
+    verdicts = []
+    with _benches(jobs) as judge, ThreadPoolExecutor(jobs) as pool:
+        for number, verdict in enumerate(pool.map(judge, chosen), 1):
+            verdicts.append(verdict)
+            click.echo(
+                f"{number:4} of {len(chosen)}  {'noticed ' if verdict.noticed_by else 'SURVIVED'}"
+                f" {verdict.seconds:5.0f} s  {verdict.tests:4} tests  {verdict.fault}  {verdict.noticed_by}",
+                err=True,
+            )
+            if as_json:
+                click.echo(json.dumps(asdict(verdict)))
+    noticed = sum(bool(verdict.noticed_by) for verdict in verdicts)
+    click.echo(f"{noticed} of {len(verdicts)} noticed ({100 * noticed / len(verdicts):.0f} %)")
+    for verdict in verdicts:
+        if not verdict.noticed_by:
+            click.echo(f"  survived: {verdict.fault}")
+    sys.exit(faults and noticed < len(verdicts))
+
+
+def _known_tests() -> Path:
+    """What is known of the tests' lines; recorded anew after a change."""
+    folder = Path(os.environ.get("DISPATCHER_CACHE_DIR", CHECKOUT / "var")) / "mutation"
+    state = _git("rev-parse", "HEAD:dispatcher", "HEAD:sql", "HEAD:tests").split()
+    if changes := _git("diff", "HEAD", "--", "dispatcher", "sql", "tests"):
+        state.append(hashlib.sha256(changes.encode()).hexdigest())
+    data_file = folder / "-".join(word[:12] for word in state) / "lines"
+    if not data_file.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        data_file.parent.mkdir(parents=True)
+        click.echo("Running all tests once with coverage, to learn which tests execute which line", err=True)
+        record(CHECKOUT, data_file, [])
+    return data_file
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+
+
+def _drawn(tests_by_line: TestsByLine, rooms: Sequence[str], sample: int, seed: int) -> Iterator[Fault]:
+    """A sample with the same share of each room, as far as the rooms have so many faults."""
+    by_room = [list(all_mutants(CHECKOUT, [room])) for room in rooms]
+    chance = random.Random(seed)
+    for mutants in by_room:
+        chance.shuffle(mutants)
+    drawn = [mutant for group in _turns(by_room) for mutant in group][:sample]
+    for mutant in drawn:
+        yield Fault(str(mutant), {mutant.file: mutant.text}, tests_by_line.tests_of(mutant.file, mutant.lines))
+
+
+def _turns(groups: Sequence[Sequence[Mutant]]) -> Iterator[list[Mutant]]:
+    for place in range(max(map(len, groups))):
+        yield [group[place] for group in groups if place < len(group)]
+
+
+def _named(tests_by_line: TestsByLine) -> Iterator[Fault]:
+    for patch in sorted(FAULTS.glob("*.patch")):
+        words = patch.read_text()
+        tests: dict[str, None] = {}
+        for section in re.split(r"^(?=--- a/)", words, flags=re.MULTILINE)[1:]:
+            (file,) = _PATCHED.findall(section)[:1]
+            for hunk in re.split(r"^(?=@@ )", section, flags=re.MULTILINE)[1:]:
+                lines = list(_changed(hunk))
+                tests |= dict.fromkeys(tests_by_line.tests_of(file, lines))
+        yield Fault(patch.stem, {str(patch): words}, list(tests))
+
+
+def _changed(hunk: str) -> Iterator[int]:
+    """The old numbers of the lines that a hunk removes, or next to which it adds lines."""
+    found = _HUNK.match(hunk)
+    assert found
+    number = int(found[1])
+    for line in hunk.splitlines()[1:]:
+        if line.startswith("-"):
+            yield number
+        elif line.startswith("+"):
+            yield max(1, number - 1)
+        number += not line.startswith("+")
+
+
+@contextmanager
+def _benches(jobs: int) -> Iterator[Callable[[Fault], Verdict]]:
+    """Copies of the checkout, each used by one thread at a time, and servers for all of them."""
+    with tempfile.TemporaryDirectory(prefix="dispatcher-mutation-") as folder:
+        free = [_Bench(Path(folder) / f"copy{number}") for number in range(jobs)]
+        guard = threading.Lock()
+        place = Path("/dev/shm") if Path("/dev/shm").is_mount() else Path(folder)
+        with (
+            tempfile.TemporaryDirectory(prefix="dispatcher-mutation-", dir=place) as data,
+            private_servers(Path(data) / "servers", postgres_settings={"full_page_writes": "off"}) as servers,
+        ):
+            shared = json.dumps({**asdict(servers), "folder": str(servers.folder)})
+
+            def judge(fault: Fault) -> Verdict:
+                with guard:
+                    bench = free.pop()
+                try:
+                    return bench.judge(fault, shared)
+                finally:
+                    free.append(bench)
+
+            yield judge
+
+
+class _Bench:
+    """A copy of the checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seconds = 0
+        folder.mkdir()
+        for entry in CHECKOUT.iterdir():
+            if entry.name in _COPIED:
+                shutil.copytree(entry, folder / entry.name, symlinks=True)
+            elif entry.is_file():
+                shutil.copy2(entry, folder)
+
+    def judge(self, fault: Fault, servers: str) -> Verdict:
+        began_at = time.monotonic()
+        with self._planted(fault):
+            noticed_by = self._first_failure(fault.tests, servers)
+        return Verdict(fault.name, noticed_by, len(fault.tests), time.monotonic() - began_at)
+
+    @contextmanager
+    def _planted(self, fault: Fault) -> Iterator[None]:
+        ((name, text),) = fault.texts.items()
+        if name.endswith(".patch"):
+            files = _PATCHED.findall(text)
+            subprocess.run(["patch", "-p1", "--quiet", "--input", name], cwd=self._folder, check=True)
+        else:
+            files = [name]
+            (self._folder / name).write_text(text, encoding="utf-8")
+        self._touch(files)
+        try:
+            yield
+        finally:
+            for file in files:
+                shutil.copyfile(CHECKOUT / file, self._folder / file)
+            self._touch(files)
+
+    def _touch(self, files: Sequence[str]) -> None:
+        """Give the files a time that they never had, because Python compares times in whole seconds."""
+        for file in files:
+            self._seconds += 1
+            now = time.time() + self._seconds
+            os.utime(self._folder / file, (now, now))
+
+    def _first_failure(self, tests: Sequence[str], servers: str) -> str:
+        chosen = self._folder / "chosen-tests"
+        chosen.write_text("\n".join(tests))
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "--no-header",
+                "--tb=no",
+                "-p",
+                "no:cacheprovider",
+                f"@{chosen}",
+            ],
+            cwd=self._folder,
+            env={**os.environ, SERVERS_VARIABLE: servers},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            said, _ = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return f"no end within {SECONDS:g} s"
+        if process.returncode == 0:
+            return ""
+        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
+        return failed[0] if failed else f"exit {process.returncode}: {said[-200:]}"
+
+
+if __name__ == "__main__":
+    main()

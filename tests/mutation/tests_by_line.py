@@ -1,0 +1,75 @@
+"""Which tests execute which line of the product."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import coverage
+
+from tests.mutation.plugin import DATA_FILE
+
+PROCESSES: Final = 4
+_STATEMENT: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_PART: Final = re.compile(r"^-- (?:name|part): (\w+)$", re.MULTILINE)
+
+
+class TestsByLine:
+    """The tests of the first tier by the lines that they execute in the test process."""
+
+    __test__ = False  # for pytest
+
+    def __init__(self, checkout: Path, data_file: Path) -> None:
+        self._checkout = checkout
+        self._data = coverage.CoverageData(str(data_file))
+        self._data.read()
+        self._by_file = {str(file): self._data.contexts_by_lineno(file) for file in self._data.measured_files()}
+        self._sources = {str(file): (checkout / file).read_text() for file in self._by_file}
+        self._sql = {path: path.read_text() for path in sorted((checkout / "sql/queries").glob("*.sql"))}
+
+    def tests_of(self, file: str, lines: Iterable[int]) -> list[str]:
+        """The tests of some lines: first those of the file's own room, each group in an order that groups files."""
+        own = f"tests/{Path(file).parent.name}/" if file.endswith(".py") else "tests/store/"
+        tests = self._of_sql(file, min(lines)) if file.endswith(".sql") else self._of_python(file, lines)
+        if not tests:  # the line runs when the module is imported, or only in whole processes
+            return [own] if (self._checkout / own).is_dir() else ["tests"]
+        return sorted(tests, key=lambda test: ("test_machine" not in test, not test.startswith(own), test))
+
+    def _of_python(self, file: str, lines: Iterable[int]) -> set[str]:
+        by_line = self._by_file.get(file, {})
+        return {test for line in lines for test in by_line.get(line, ()) if test}
+
+    def _of_sql(self, file: str, line: int) -> set[str]:
+        """The tests that execute a line which names the statement, or a statement with the part."""
+        text = self._sql[self._checkout / file]
+        above = "\n".join(text.splitlines()[:line])
+        (*_, heading) = _PART.findall(above) or [""]
+        names = {heading}
+        for sql in self._sql.values():
+            for section in re.split(r"^(?=-- (?:name|part): )", sql, flags=re.MULTILINE):
+                if f"{{{heading}}}" in section and (found := _PART.match(section)):
+                    names.add(found[1])
+        found_tests = set()
+        for name in names:
+            named = re.compile(rf"\b{name}\b")
+            for source, words in self._sources.items():
+                numbers = [number for number, each in enumerate(words.splitlines(), 1) if named.search(each)]
+                found_tests |= self._of_python(source, numbers)
+        return found_tests
+
+
+def record(checkout: Path, data_file: Path, paths: Sequence[str]) -> None:
+    """Run the tests once with coverage, which takes twice as long as without."""
+    for old in data_file.parent.glob(f"{data_file.name}*"):
+        old.unlink()
+    distribution = ["--numprocesses", str(PROCESSES), "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.plugin", *distribution, *paths]
+    subprocess.run(command, cwd=checkout, env={**os.environ, DATA_FILE: str(data_file)}, check=False)
+    combined = coverage.Coverage(data_file=str(data_file), config_file=False)
+    combined.combine([str(data_file.parent)])
+    combined.save()
