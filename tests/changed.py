@@ -21,7 +21,7 @@ _OF_ALL: Final = {"tests/conftest.py", "pyproject.toml", "setup.cfg"}
 """A change of these concerns every test."""
 
 
-def tests_of(changed: Iterable[str], checkout: Path = CHECKOUT) -> list[str]:
+def paths_of(changed: Iterable[str], checkout: Path = CHECKOUT) -> list[str]:
     """The paths of the tests that a change of these files concerns; all of tests/ if it concerns every test."""
     changed = set(changed)
     if changed & _OF_ALL:
@@ -68,7 +68,7 @@ def _changed() -> set[str]:
 
 def main() -> None:
     """Print a path per line; exit code 1 if no test is concerned."""
-    tests = tests_of(_changed())
+    tests = paths_of(_changed())
     sys.stdout.writelines(f"{path}\n" for path in tests)
     sys.exit(not tests)
 
