@@ -7,25 +7,24 @@ import pytest
 from tests.chaos.faults import ClusterFault, standstills
 
 
-def seconds(faults: list[ClusterFault], accepted_at: list[float], ended_at: float) -> list[float]:
-    return [each.seconds for each in standstills(faults, accepted_at, ended_at)]
+F, G = ClusterFault("f", 10.0), ClusterFault("g", 15.0)
 
 
-def test_a_standstill_is_the_longest_gap_after_the_fault() -> None:
-    assert seconds([ClusterFault("f", 10.0)], [9.9, 10.5, 13.5, 14.0], 15.0) == [3.0]
-
-
-def test_a_standstill_counts_from_the_fault_and_not_from_the_acceptance_before_it() -> None:
-    assert seconds([ClusterFault("f", 10.0)], [4.0, 12.0, 12.5], 13.0) == [2.0]
-
-
-def test_a_gap_that_spans_the_next_fault_counts_for_both() -> None:
-    assert seconds([ClusterFault("f", 10.0), ClusterFault("g", 15.0)], [11.0, 20.0, 20.5], 21.0) == [9.0, 5.0]
-
-
-@pytest.mark.parametrize("accepted_at", [[], [9.0], [9.0, 10.5]])
-def test_no_acceptance_until_the_end_is_a_standstill_until_the_end(accepted_at: list[float]) -> None:
-    assert seconds([ClusterFault("f", 10.0)], accepted_at, 30.0)[0] >= 19.5
+@pytest.mark.parametrize(
+    ("faults", "accepted_at", "ended_at", "expected"),
+    [
+        pytest.param([F], [9.9, 10.5, 13.5, 14.0], 15.0, [3.0], id="the longest gap after the fault"),
+        pytest.param([F], [4.0, 12.0, 12.5], 13.0, [2.0], id="from the fault, not from the acceptance before it"),
+        pytest.param([F, G], [11.0, 20.0, 20.5], 21.0, [9.0, 5.0], id="a gap over two faults counts for both"),
+        pytest.param([F], [], 30.0, [20.0], id="none: until the end"),
+        pytest.param([F], [9.0], 30.0, [20.0], id="none after the fault: until the end"),
+        pytest.param([F], [9.0, 10.5], 30.0, [19.5], id="one soon after the fault: until the end"),
+    ],
+)
+def test_a_standstill_is_the_longest_time_without_an_acceptance(
+    faults: list[ClusterFault], accepted_at: list[float], ended_at: float, expected: list[float]
+) -> None:
+    assert [each.seconds for each in standstills(faults, accepted_at, ended_at)] == expected
 
 
 def test_after_a_lost_quorum_the_time_without_it_is_excused() -> None:
