@@ -250,33 +250,6 @@ def test_repetitions_are_also_compared_one_by_one() -> None:
     assert "(40.0" in "".join(shown(report.speeds(cases)))
 
 
-def test_the_written_file_contains_all_tables_and_the_machine(tmp_path: Path) -> None:
-    cases = report.by_case([a_result("ours", 4000), a_result("celery-stock", 100)])
-
-    report.write_tables(tmp_path, cases, "two cores")
-
-    text = (tmp_path / "tables.txt").read_text()
-    assert all(title in text for title in ("Emails per second", "CPU per email", "What each promises", "two cores"))
-
-
-def test_the_table_omits_cases_of_ours_that_were_not_measured() -> None:
-    results = [a_result(name, 5000) for name in ("ours", "ours-published", "ours-tuned-published")]
-    results += [a_result("celery-tuned", 500)]
-
-    lines = shown(report.speeds(report.by_case(results)))
-
-    assert row_of("celery-tuned", lines)[4:6] == ["", "10.0"]
-
-
-def test_a_swept_case_of_ours_is_not_compared() -> None:
-    results = [a_result("ours-tuned", 5000, threads) for threads in (4, 8)]
-    results += [a_result("ours-tuned-published", 6000), a_result("celery-tuned", 500)]
-
-    lines = shown(report.speeds(report.by_case(results)))
-
-    assert row_of("celery-tuned", lines)[4:6] == ["", "12.0"]
-
-
 def test_every_stock_peer_and_no_other_is_compared_with_our_defaults() -> None:
     cases = report.by_case(a_result(name, 500) for name in (*ours.NAMES, *(peer.name for peer in PEERS)))
     beside = {results[0].name: list(report.ratios(cases, results)) for results in cases.values()}
@@ -304,25 +277,6 @@ def test_named_cases_are_measured_and_ours_is_added_to_named_peers(
 
     assert [case.name for case in options.ours] == own
     assert [peer.name for peer in options.peers] == peers
-
-
-def test_no_table_cell_wraps() -> None:
-    names = [*ours.NAMES, *(peer.name for peer in PEERS)]
-    cases = report.by_case(a_result(name, rate) for name in names for rate in (10_000, 100_000))
-
-    for table in (report.speeds(cases), report.costs(cases)):
-        lines = shown(table)
-        assert [line.startswith("┃") for line in lines].count(True) == 1
-        assert [line.startswith("│") for line in lines].count(True) == len(names)
-
-
-def test_a_case_with_its_own_promise_has_its_own_column() -> None:
-    names = [*ours.NAMES, "post_office-stock", "post_office-tuned", "post_office-leasing"]
-    cases = report.by_case(a_result(name, 500) for name in names)
-
-    (who, *_) = report.promises(cases).columns
-
-    assert list(who.cells) == ["ours", "post_office", "post_office-leasing"]
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
