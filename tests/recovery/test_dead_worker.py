@@ -340,17 +340,6 @@ async def test_the_ledger_of_a_live_worker_is_not_settled(host: Host) -> None:
     assert host.ledgers() == [living.path.name]
 
 
-async def test_of_a_ledger_of_the_previous_format_only_the_emails_on_the_wire_are_held(host: Host) -> None:
-    leases = await host.lease(20)
-    steps = [on_the_wire, on_the_wire, answered(Accepted("id")), rendering, *[unsent] * 16]
-    host.die(*zip(leases, steps, strict=True), database_id=None)
-
-    await host.settle()
-
-    assert host.statuses(*leases) == ["held", "held", "sent", *["pending"] * 17]
-    assert host.ledgers() == []
-
-
 async def test_other_files_are_kept_and_do_not_stop_the_settlement_of_ledgers(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,14 +416,30 @@ async def test_an_email_fails_after_three_workers_died_rendering_it_and_the_othe
     assert host.books.statuses() == {"failed": 1, "pending": 3}
 
 
-@pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
-async def test_after_a_reboot_only_emails_that_the_ledger_names_are_settled(host: Host, boot: str) -> None:
-    unnamed, wire, done = await host.lease(3)
-    host.die((unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted())), boot=boot)
+STEPS: list[Step] = [unsent, rendering, on_the_wire, answered(Accepted()), answered(NO_USER)]
+
+
+@pytest.mark.parametrize(
+    ("written", "is_recovered", "statuses"),
+    [
+        ({"boot": ""}, False, ["sending", "sending", "held", "sent", "failed"]),
+        ({"boot": "00000000-0000-0000-0000-000000000000"}, False, ["sending", "sending", "held", "sent", "failed"]),
+        ({"boot": "another"}, True, ["held", "held", "held", "sent", "failed"]),
+        ({"database_id": None}, False, ["pending", "pending", "held", "sent", "failed"]),
+    ],
+    ids=["unknown boot", "after a reboot", "after a reboot and a recovery", "previous format"],
+)
+async def test_of_a_ledger_from_before_a_reboot_only_the_named_emails_are_settled_and_of_an_older_format_all(
+    host: Host, written: dict[str, Any], is_recovered: bool, statuses: list[str]
+) -> None:
+    leases = await host.lease(len(STEPS))
+    host.die(*zip(leases, STEPS, strict=True), **written)
+    if is_recovered:
+        await host.recover_elsewhere()
 
     await host.settle()
 
-    assert host.statuses(unnamed, wire, done) == ["sending", "held", "sent"]
+    assert host.statuses(*leases) == statuses
     assert host.ledgers() == []
 
 
@@ -642,17 +647,6 @@ async def test_a_recovered_email_that_an_operator_discarded_stays_held_unless_it
 
     assert host.statuses(*leases) == ["held", "held", "held", "sent"]
     assert host.row(unnamed)["dead_letter_discarded_at"] == BEGAN
-    assert host.ledgers() == []
-
-
-async def test_a_ledger_from_before_a_reboot_undoes_recovery_only_by_its_answers(host: Host) -> None:
-    unnamed, rejected = await host.lease(2)
-    host.die((unnamed, unsent), (rejected, answered(Rejected(Reason.REFUSED))), boot="another")
-    await host.recover_elsewhere()
-
-    await host.settle()
-
-    assert host.statuses(unnamed, rejected) == ["held", "failed"]
     assert host.ledgers() == []
 
 

@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from dispatcher.domain.status import Status
-from tests.store.altered import Mutant
 from tests.store.books import Books
-from tests.store.machine import Machine, Sessions
+from tests.store.machine import Machine, Mutant, Sessions
 
 _OURS: Final = "(e.email_id, e.lease_token, e.status) in (\n                select w.email_id, w.lease_token, 'sending'"
 _BY_ANY_TOKEN: Final = "(e.email_id, e.status) in (\n                select w.email_id, 'sending'"
@@ -143,9 +142,7 @@ MUTANTS: Final = {
     "state_with_another_workers_recovery": Mutant("find_unleased", " and rescued_from = %(worker)s"),
     "record_that_loses_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant(
-        "record",
-        "r.status in ('failed', 'held') then clock_timestamp()",
-        "r.status = 'failed' then clock_timestamp()",
+        "record", "r.status in ('failed', 'held') then clock_timestamp()", "r.status = 'failed' then clock_timestamp()"
     ),
     "record_with_a_dead_letter_of_a_suppressed_email": Mutant(
         "record", "            when r.error_type = 'suppressed' then null\n"
@@ -285,11 +282,8 @@ def test_the_statements_change_every_row_as_the_protocol_says(
     driven(open_sessions(None))
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_changes_an_existing_statement(name: str) -> None:
-    before, after = MUTANTS[name].texts
-
-    assert before != after
+def test_every_mutant_changes_an_existing_statement() -> None:
+    assert [name for name, mutant in MUTANTS.items() if len(set(mutant.texts)) < 2] == []
 
 
 @pytest.mark.slow
@@ -309,9 +303,7 @@ def test_a_statement_without_one_of_its_conditions_is_caught(
 
 HELD_MUTANTS: Final = {
     "keeps_the_dead_letter": Mutant(
-        "cancel_expired",
-        "dead_letter_due_at = null",
-        "dead_letter_due_at = e.dead_letter_due_at",
+        "cancel_expired", "dead_letter_due_at = null", "dead_letter_due_at = e.dead_letter_due_at"
     ),
     "leaves_held_emails": Mutant(
         "find_expired", "status in ('pending', 'waiting', 'held')", "status in ('pending', 'waiting')"

@@ -4,9 +4,11 @@ session counts as one of our processes only if its role has our rights, because 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -20,6 +22,7 @@ from dispatcher.store.alerts import list_shared_host_names
 from dispatcher.store.connections import AsyncSession, connect_async, connected
 from dispatcher.store.emails import find_facts
 from dispatcher.store.figures import list_workers
+from dispatcher.store.grants import roles_of
 from dispatcher.store.migrations import migrate
 from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release_named_lock
 from dispatcher.store.outbox import Outbox
@@ -50,6 +53,31 @@ LOCKS = """
         and database = (select oid from pg_database where datname = current_database())
 """
 """The advisory locks of this test's database."""
+
+
+@pytest.fixture
+def url_of(tables_url: str, books: Books) -> Iterator[UrlOf]:
+    """Creates a role of a kind: `producer`, `dispatcher`, `reader`, or `stranger`, which has no right to the schema.
+    Returns the URL with which the role connects."""
+    created = []
+
+    def create(kind: str) -> str:
+        name = f"{kind}_{secrets.token_hex(4)}"
+        books.connection.execute(f"create role {name} login password 'secret'".encode())
+        created.append(name)
+        for role in roles_of(producer=name, dispatcher=name, reader=name):
+            for grant in role.grants if role.role == kind else ():
+                books.connection.execute(grant.encode())
+        parts = urlsplit(tables_url)
+        return parts._replace(netloc=f"{name}:secret@{parts.hostname}:{parts.port}").geturl()
+
+    yield create
+    for name in created:
+        books.connection.execute(
+            b"select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = %s", [name]
+        )
+        books.connection.execute(f"drop owned by {name}".encode())
+        books.connection.execute(f"drop role {name}".encode())
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 statements.
 
 PostgreSQL keeps a plan, and the plan may be much older than the rows that it reads. PostgreSQL counts the rows that
-index and table scans read. These counts show that a statement reads only the emails of a batch.
+index and table scans read. These counts show that a statement reads only the emails of a batch, and only the partitions
+of their ids' weeks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.domain.email_id import new_email_ids
+from dispatcher.domain.email_id import new_email_ids, time_of
 from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
@@ -68,6 +69,13 @@ def found_small(books: Books) -> None:
     books.connection.execute("vacuum analyze")
 
 
+FOUND = (nothing, found_empty, found_small)
+KEEPS_PLANS = pytest.mark.parametrize(
+    ("prepare", "keeps_plans"), [*((each, True) for each in FOUND), (found_small, False)]
+)
+"""Sessions that keep their plans whatever the tables contained, and other sessions."""
+
+
 async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
     """Executes every worker statement that takes email ids; returns the number of sent emails."""
     ids = list(keys)
@@ -116,8 +124,7 @@ async def assert_reads_few_rows(database_url: str, work: Awaitable[int], end: Ca
         assert 0 < max(read.values()) < EMAILS, read
 
 
-@pytest.mark.parametrize("keeps_plans", [True, False])
-@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+@KEEPS_PLANS
 async def test_worker_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
 ) -> None:
@@ -156,8 +163,7 @@ async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     return len(due) - len(left)
 
 
-@pytest.mark.parametrize("keeps_plans", [True, False])
-@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+@KEEPS_PLANS
 async def test_relay_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
 ) -> None:
@@ -176,7 +182,7 @@ async def test_relay_statements_planned_for_small_tables_scan_no_large_ones(
     await assert_reads_few_rows(database_url, do_all_relay_work(outbox, due), session.close)
 
 
-@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+@pytest.mark.parametrize("prepare", FOUND)
 async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, prepare: Callable[[Books], None]
 ) -> None:
@@ -217,7 +223,7 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
     await assert_reads_few_rows(database_url, work(), session.close)
 
 
-@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+@pytest.mark.parametrize("prepare", FOUND)
 async def test_polling_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, prepare: Callable[[Books], None]
 ) -> None:
@@ -344,8 +350,7 @@ async def rows_read_for_overview(session: AsyncSession) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("status", ["sent", "suppressed", "failed"])
-@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+@pytest.mark.parametrize(("prepare", "status"), [*zip(FOUND, ["sent", "suppressed", "failed"], strict=True)])
 async def test_the_overview_planned_for_small_tables_scans_no_large_ones(
     database_url: str, prepare: Callable[[Books], None], status: str
 ) -> None:
@@ -379,12 +384,9 @@ async def test_the_overview_planned_for_small_tables_scans_no_large_ones(
     assert {name: read for name, read in rows.items() if read > BATCH} == {}
 
 
-@pytest.mark.parametrize("weeks", [0, 8, 60])
+@pytest.mark.parametrize("weeks", [8, 60])
 async def test_all_sessions_can_lease_at_once_without_running_out_of_locks(database_url: str, weeks: int) -> None:
-    with (
-        psycopg.connect(database_url, autocommit=True) as connection,
-        psycopg.connect(database_url) as other,
-    ):
+    with psycopg.connect(database_url, autocommit=True) as connection, psycopg.connect(database_url) as other:
         books = Books(connection)
         connection.execute("select email_partitions_make(now() - %s * interval '1 week', %s)", [weeks, weeks])
         email_id = books.enqueue_one()
@@ -419,7 +421,9 @@ def plan_of(connection: psycopg.Connection, statement: str) -> dict[str, Any]:
     names = list(dict.fromkeys(PARAMETER.findall(statement)))
     numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
     connection.execute(f"prepare explained as {numbered}".encode())
-    (types,) = connection.execute("select parameter_types::text[] from pg_prepared_statements").fetchone() or ([],)
+    (types,) = connection.execute(
+        "select parameter_types::text[] from pg_prepared_statements where name = 'explained'"
+    ).fetchone() or ([],)
     values = {**VALUES, "highest_id": f"'{UUID(int=2**128 - 1)}'"}
     given = ", ".join(values.get(type_, values.get(name, "null")) for name, type_ in zip(names, types, strict=True))
     execute = f"explain (format json) execute explained ({given})".replace("()", "")
@@ -440,9 +444,56 @@ def prunes_partitions_at_run_time(plan: dict[str, Any], *, locks: bool = False) 
     return bool(locks and is_found) or any(prunes_partitions_at_run_time(each, locks=locks) for each in below)
 
 
-@pytest.mark.parametrize("name", [name for name, text in all_queries().items() if LOCKING.search(text.decode())])
-def test_a_statement_that_changes_emails_prunes_no_partitions_at_run_time(database_url: str, name: str) -> None:
+def test_a_statement_that_changes_emails_prunes_no_partitions_at_run_time(tables_session: psycopg.Connection) -> None:
     """PostgreSQL 18 before commit 1b5dd3a crashes if another transaction has changed one of the statement's rows."""
+    tables_session.execute("set plan_cache_mode = force_generic_plan")
+    statements = {name: text.decode() for name, text in all_queries().items() if LOCKING.search(text.decode())}
+
+    assert len(statements) > 10
+    plans = {name: plan_of(tables_session, text) for name, text in statements.items()}
+    assert [name for name, plan in plans.items() if prunes_partitions_at_run_time(plan)] == []
+
+
+def weeks(email_ids: list[UUID]) -> set[str]:
+    days = {time_of(email_id).date() for email_id in email_ids}
+    return {f"p{day - timedelta(days=day.weekday()):%Y%m%d}" for day in days}
+
+
+def scanned(database_url: str) -> set[str]:
+    """The suffixes of the partitions that were scanned since the statistics were reset."""
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("set plan_cache_mode = force_generic_plan")
-        assert not prunes_partitions_at_run_time(plan_of(connection, all_queries()[name].decode()))
+        wait_until(lambda: not Books(connection).sessions("planned"))
+        rows = connection.execute(
+            "select relname from pg_stat_user_tables where coalesce(seq_scan, 0) + coalesce(idx_scan, 0) > 0"
+        ).fetchall()
+    return {match[1] for (name,) in rows if (match := re.fullmatch(r"email_[a-z]+_(p\d{8}|default)", name))}
+
+
+@pytest.mark.parametrize("plans", ["auto", "force_generic_plan", "force_custom_plan"])
+async def test_the_workers_statements_scan_only_the_partitions_of_their_emails(database_url: str, plans: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        email_ids = books.enqueue(5 * RUNS, attachments=[])
+        connection.execute(f"alter database {connection.info.dbname} set plan_cache_mode = {plans}".encode())
+        keys = books.keys(email_ids)
+    with psycopg.connect(database_url, autocommit=True) as connection:  # a session reports its counters when it ends
+        wait_until(lambda: not Books(connection).other_sessions())
+        connection.execute("select pg_stat_reset()")
+    pool = make_pool(database_url, name="planned", size=1)
+    await pool.open()
+    store = LeaseStore(pool, worker="planned", slot="slot-1")
+    for first in range(0, len(email_ids), 5):
+        batch = email_ids[first : first + 5]
+        leases = await store.lease({email_id: keys[email_id] for email_id in batch}, 60)
+        tokens = {lease.email_id: lease.token for lease in leases}
+        assert len(tokens) == 5
+        await store.renew(tokens, 60)
+        await store.find_unleased(batch)
+        await store.release_unanswered(batch[:1])
+        await store.release({batch[1]: tokens[batch[1]]})
+        results = [result(lease, Status.SENT) for lease in leases if lease.email_id in batch[2:]]
+        assert len(await store.record(results)) == 3
+        assert await store.is_recorded(results[0])
+    await pool.close()
+
+    assert scanned(database_url) == weeks(email_ids)
