@@ -58,8 +58,6 @@ UNIQUE_TEXTS = """
     where i.indisunique and used.collation_id <> 0 and l.collname <> 'C'
 """
 """The texts in unique indexes whose order depends on the operating system."""
-LAST_BEFORE_BASELINE = (65, "lease_indexes", "ae1626ac4e39d11272c063aec46a396e344a0feac779512a65569d53935a64aa")
-FIRST_BASELINE = (1, "baseline", "5f443c0ea190afab8083233a1b91dc480c2ea064e6178faab7a0392ad42b6416")
 WORD = "order"
 """A reserved word of SQL, which is a valid schema name only in quotes."""
 SHADOWS = """
@@ -376,40 +374,27 @@ def test_two_rows_with_the_key_of_an_index_that_is_built_are_refused_with_a_reme
     assert "Delete the younger row" in (refused.value.remedy or "")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("update dispatcher_migration set checksum = 'of another text' where number = 1", "0001 baseline was edited"),
-        (
-            "insert into dispatcher_migration (number, name, checksum) values (9999, 'later', 'x')",
-            "9999 later, which this release does not have",
-        ),
-    ],
-    ids=["edited after it was applied", "of a later release"],
-)
-def test_tables_of_another_text_or_release_are_refused(tables_url: str, change: str, words: str) -> None:
-    with connected(tables_url) as connection, connection.transaction(force_rollback=True):
-        connection.execute(change.encode())
-
-        for check in (migrate, verify_schema):
-            with pytest.raises(SchemaError, match=words):
-                check(connection)
+Recorded = tuple[int, str, str]
+OLDEST: Recorded = (1, "emails", "of the first text")
+LAST_BEFORE_BASELINE = (65, "lease_indexes", "ae1626ac4e39d11272c063aec46a396e344a0feac779512a65569d53935a64aa")
+FIRST_BASELINE = (1, "baseline", "5f443c0ea190afab8083233a1b91dc480c2ea064e6178faab7a0392ad42b6416")
+BASELINE = [(each.number, each.name, each.checksum) for each in all_migrations()]
 
 
-def record_old_migrations(connection: psycopg.Connection, *last: object) -> None:
-    """Records the migrations of a program from before the baseline, which ended with this one."""
+def record(connection: psycopg.Connection, *migrations: Recorded) -> None:
+    """Records these migrations instead of the applied ones."""
     connection.execute("delete from dispatcher_migration")
-    for row in {1: (1, "emails", "of the first text"), last[0]: last}.values():
+    for row in migrations:
         connection.execute("insert into dispatcher_migration (number, name, checksum) values (%s, %s, %s)", row)
 
 
-@pytest.mark.parametrize("last", [LAST_BEFORE_BASELINE, FIRST_BASELINE])
+@pytest.mark.parametrize("recorded", [[OLDEST, LAST_BEFORE_BASELINE], [FIRST_BASELINE]])
 def test_the_tables_of_the_commits_before_the_baseline_are_recorded_as_at_the_baseline(
-    database_url: str, become_later: Callable[[], None], last: tuple[object, ...]
+    database_url: str, become_later: Callable[[], None], recorded: list[Recorded]
 ) -> None:
     become_later()
     with connected(database_url) as connection:
-        record_old_migrations(connection, *last)
+        record(connection, *recorded)
         with pytest.raises(SchemaError, match=r"lacks .* 0001 baseline, 0002 two_tables") as before:
             verify_schema(connection)
 
@@ -426,35 +411,42 @@ def test_the_tables_of_the_commits_before_the_baseline_are_recorded_as_at_the_ba
     assert before.value.remedy == "Run `dispatcher init`."
 
 
+BEFORE_BASELINE = "Run `dispatcher init` of commit bb5680df first"
+
+
 @pytest.mark.parametrize(
-    "last",
+    ("recorded", "words", "remedy"),
     [
-        (64, "attempts_in_rows", "of its text"),
-        (*LAST_BEFORE_BASELINE[:2], "of another text"),
-        (66, "of_nobody", "of its text"),
+        ([(1, "baseline", "of another text")], "0001 baseline was edited", ""),
+        ([*BASELINE, (9999, "later", "x")], "9999 later, which this release does not have", ""),
+        ([OLDEST, (64, "attempts_in_rows", "x")], "0064 attempts_in_rows, from before the baseline", BEFORE_BASELINE),
+        ([OLDEST, (65, "lease_indexes", "x")], "0065 lease_indexes, from before the baseline", BEFORE_BASELINE),
+        ([OLDEST, (66, "of_nobody", "x")], "0066 of_nobody, from before the baseline", BEFORE_BASELINE),
     ],
 )
-def test_any_other_tables_from_before_the_baseline_are_refused_with_a_remedy(
-    database_url: str, last: tuple[object, ...]
+def test_tables_of_another_text_or_release_are_refused_with_a_remedy(
+    tables_url: str, recorded: list[Recorded], words: str, remedy: str
 ) -> None:
-    with connected(database_url) as connection:
-        record_old_migrations(connection, *last)
+    with connected(tables_url) as connection, connection.transaction(force_rollback=True):
+        record(connection, *recorded)
         before = connection.execute("select * from dispatcher_migration").fetchall()
 
         for check in (migrate, verify_schema):
-            with pytest.raises(SchemaError, match=rf"00{last[0]} {last[1]}, from before the baseline") as refused:
+            with pytest.raises(SchemaError, match=words) as refused:
                 check(connection)
-            assert "Run `dispatcher init` of commit bb5680df first" in (refused.value.remedy or "")
+            assert remedy in (refused.value.remedy or "")
 
         assert connection.execute("select * from dispatcher_migration").fetchall() == before
 
 
-def test_an_unmigrated_and_an_older_database_are_refused_with_a_remedy(empty_database_url: str) -> None:
-    with connected(empty_database_url) as connection:
-        with pytest.raises(SchemaError, match=r"lacks \d+ migrations? of this release") as never:
-            verify_schema(connection)
-        migrate(connection)
-        connection.execute("delete from dispatcher_migration where number = 1")
+def test_an_unmigrated_and_an_older_database_are_refused_with_a_remedy(
+    empty_database_url: str, tables_url: str
+) -> None:
+    lacks = r"lacks \d+ migrations? of this release"
+    with connected(empty_database_url) as connection, pytest.raises(SchemaError, match=lacks) as never:
+        verify_schema(connection)
+    with connected(tables_url) as connection, connection.transaction(force_rollback=True):
+        record(connection)
         with pytest.raises(SchemaError, match="0001 baseline") as behind:
             verify_schema(connection)
 
