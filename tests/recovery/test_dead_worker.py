@@ -543,21 +543,6 @@ async def test_locked_emails_are_settled_later_and_delay_nothing(host: Host) -> 
     assert host.outcomes(done, wire) == [["accepted"], ["uncertain"]]
 
 
-async def test_a_ledger_from_before_the_last_boot_is_kept_until_its_emails_can_be_recorded(host: Host) -> None:
-    (each,) = await host.lease()
-    host.die((each, answered(Accepted())), boot="an earlier start")
-
-    async with host.recovery(0.1) as recovery:
-        with locked(host, each.email_id):
-            with counted() as counts:
-                await recovery.run_once()
-            assert counts == Counter()
-            assert len(host.ledgers()) == 1
-        await until_answer(lambda: looked(recovery, lambda: host.ledgers() == []))
-
-    assert host.statuses(each) == ["sent"]
-
-
 async def looked(recovery: LedgerRecovery, is_done: Callable[[], bool]) -> bool:
     """Runs one round of the recovery; returns whether `is_done` is true afterwards. More than one round may be
     necessary, because autovacuum may lock a table for longer than 0.1 s."""
@@ -650,18 +635,29 @@ async def test_a_recovered_email_that_an_operator_discarded_stays_held_unless_it
     assert host.ledgers() == []
 
 
-async def test_recovery_of_a_locked_row_is_undone_later(host: Host) -> None:
-    (unnamed,) = await host.lease()
-    host.die((unnamed, unsent))
-    await host.recover_elsewhere()
+@pytest.mark.parametrize(
+    ("step", "boot", "is_recovered", "status"),
+    [
+        pytest.param(answered(Accepted()), "an earlier start", False, "sent", id="from before the last boot"),
+        pytest.param(unsent, None, True, "pending", id="after a recovery"),
+    ],
+)
+async def test_a_ledger_is_kept_until_its_locked_emails_can_be_recorded_or_their_recovery_undone(
+    host: Host, step: Step, boot: str | None, is_recovered: bool, status: str
+) -> None:
+    (each,) = await host.lease()
+    host.die((each, step), boot=boot)
+    if is_recovered:
+        await host.recover_elsewhere()
 
     async with host.recovery(0.1) as recovery:
-        with locked(host, unnamed.email_id):
+        with locked(host, each.email_id), counted() as counts:
             await recovery.run_once()
             assert len(host.ledgers()) == 1
+        assert counts == Counter()
         await until_answer(lambda: looked(recovery, lambda: host.ledgers() == []))
 
-    assert host.statuses(unnamed) == ["pending"]
+    assert host.statuses(each) == [status]
 
 
 async def test_a_ledger_waits_while_postgresql_is_unreachable(host: Host) -> None:

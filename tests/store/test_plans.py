@@ -69,6 +69,26 @@ def found_small(books: Books) -> None:
     books.connection.execute("vacuum analyze")
 
 
+COPIED = ("email_log", "email_content", "email_idempotency", "email_recipient")
+
+
+def enqueue(books: Books, count: int, **fields: Any) -> list[UUID]:
+    """Enqueues an email, and copies its rows, which takes a tenth of the time of enqueueing `count` emails."""
+    copied = books.enqueue_one(**fields)
+    email_ids = new_email_ids(count)
+    for table in COPIED:
+        books.connection.execute(
+            f"""
+            insert into {table}
+            select (jsonb_populate_record(e, jsonb_build_object('email_id', id, 'message_key', id))).*
+            from {table} as e, unnest(%s) as id where email_id = %s
+            """.encode(),  # noqa: S608 - our own names
+            [email_ids, copied],
+        )
+        books.connection.execute(f"delete from {table} where email_id = %s".encode(), [copied])  # noqa: S608
+    return email_ids
+
+
 FOUND = (nothing, found_empty, found_small)
 KEEPS_PLANS = pytest.mark.parametrize(
     ("prepare", "keeps_plans"), [*((each, True) for each in FOUND), (found_small, False)]
@@ -137,7 +157,7 @@ async def test_worker_statements_planned_for_small_tables_scan_no_large_ones(
         for _ in range(RUNS):
             await do_all(store, dict.fromkeys(new_email_ids(BATCH), "unknown"))
 
-        email_ids = books.enqueue(EMAILS)
+        email_ids = enqueue(books, EMAILS)
         keys = books.keys(email_ids[:: EMAILS // BATCH])
 
     await assert_reads_few_rows(database_url, do_all(store, keys), pool.close)
@@ -175,7 +195,7 @@ async def test_relay_statements_planned_for_small_tables_scan_no_large_ones(
         for _ in range(RUNS):
             await do_all_relay_work(outbox, dict.fromkeys(new_email_ids(BATCH), datetime.now(UTC)))
 
-        books.enqueue(EMAILS)
+        enqueue(books, EMAILS)
         rows = books.select("select email_id, publish_due_at from email_log where publish_due_at is not null")
         due = {row["email_id"]: row["publish_due_at"] for row in rows[:: len(rows) // BATCH][:BATCH]}
 
@@ -203,7 +223,8 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
             await settle_proven(session, new_email_ids(BATCH))
             await outbox.settle_proven(BATCH)
 
-        email_ids = books.enqueue_tried(EMAILS)
+        email_ids = enqueue(books, EMAILS)
+        books.lose_attempt(*email_ids)
         connection.execute(
             "insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome) "
             "select email_id, number, 'w', unnest(array['smtp', 'ses']), now(), now(), 'uncertain' "
@@ -239,7 +260,7 @@ async def test_polling_statements_planned_for_small_tables_scan_no_large_ones(
         for _ in range(RUNS):
             await work()
 
-        email_ids = books.enqueue(EMAILS)
+        email_ids = enqueue(books, EMAILS)
         connection.execute("update email_log set status = 'sent', sent_at = now() - interval '20 minutes'")
         sms = "update email_log set channel = 'sms', provider = 'twilio', sent_at = %s where email_id = any(%s)"
         connection.execute(sms, [datetime.now(UTC) - timedelta(days=2), email_ids[::2]])
@@ -254,7 +275,7 @@ async def test_polling_statements_planned_for_small_tables_scan_no_large_ones(
 async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
-        books.enqueue(EMAILS)
+        enqueue(books, EMAILS)
         connection.execute("update email_log set publish_due_at = clock_timestamp() + interval '1 minute'")
         books.enqueue(BATCH)
         connection.execute("vacuum analyze")
@@ -272,7 +293,7 @@ async def test_a_search_since_the_last_complete_one_reads_no_marks_that_were_cle
 ) -> None:
     with psycopg.connect(database_url) as report:
         with psycopg.connect(database_url, autocommit=True) as connection:
-            Books(connection).enqueue(EMAILS)
+            enqueue(Books(connection), EMAILS)
             connection.execute("update email_log set publish_due_at = now() - interval '1 minute'")
             connection.execute("vacuum email_log")  # removes the marks of the enqueue, which are newer
             report.execute("set transaction isolation level repeatable read")
@@ -296,8 +317,8 @@ async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_
     tenants = [f"small-{number}" for number in range(BATCH)]
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
-        books.enqueue(EMAILS, tenant_id="large")
-        books.enqueue(EMAILS // 10, tenant_id="medium")
+        enqueue(books, EMAILS, tenant_id="large")
+        enqueue(books, EMAILS // 10, tenant_id="medium")
         connection.execute("vacuum analyze")  # PostgreSQL now expects every tenant to have many emails
         for tenant_id in tenants:
             books.enqueue(tenant_id=tenant_id)
@@ -361,7 +382,7 @@ async def test_the_overview_planned_for_small_tables_scans_no_large_ones(
             for _ in range(RUNS):
                 await rows_read_for_overview(session)
 
-            email_ids = books.enqueue(EMAILS)
+            email_ids = enqueue(books, EMAILS)
             error_type = "suppressed" if status == "suppressed" else None
             connection.execute(
                 "update email_log set status = %s, error_type = %s, publish_due_at = null, sent_at = null",
