@@ -7,27 +7,39 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from dispatcher.config import Settings, load
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery, Reason, Rejected, Uncertain
-from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.status import Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.services import Periodic
 from dispatcher.recovery.ledgers import LedgerRecovery
-from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
-from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import metrics
-from tests.recovery.lost_workers import BEGAN, WORKER, Step, answered, die, on_the_wire, rendering, unsent
+from tests.recovery.lost_workers import (
+    BEGAN,
+    RELAY,
+    SLOT,
+    STARTED_AT,
+    WORKER,
+    Host,
+    Step,
+    answered,
+    on_the_wire,
+    rendering,
+    settings,
+    unsent,
+)
 from tests.recovery.tally import counted
 from tests.store.books import Books, frozen_sessions
 from tests.store.damage import refused
@@ -35,136 +47,99 @@ from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
 from tests.waiting import until, until_answer
 
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    """The host's run directory."""
-    return tmp_path / "run"
-
-
-@pytest.fixture
-async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's pool of PostgreSQL sessions. The test's process opens the sessions, so they can outlive the
-    worker."""
-    opened = make_pool(tables_url, name=WORKER, size=2)
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-def worker(worker_pool: Pool) -> LeaseStore:
-    """The worker's lease store."""
-    return LeaseStore(worker_pool, worker=WORKER, slot="slot-1")
-
-
-@pytest.fixture
-async def settlement(tables_url: str, run_dir: Path) -> AsyncIterator[LedgerRecovery]:
-    """The relay's recovery of the ledgers in this run directory."""
-    opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
-    await opened.open()
-    yield LedgerRecovery(settings(run_dir), opened)
-    await opened.close()
-
-
-def settings(run_dir: Path, **given: str) -> Settings:
-    return load({"DISPATCHER_RUN_DIR": str(run_dir), "DISPATCHER_MAX_ATTEMPTS": "3", **given})
-
-
-async def lease(worker: LeaseStore, books: Books, count: int = 1, **fields: object) -> list[Lease]:
-    leases = await worker.lease(books.keys(books.enqueue(count, **fields)), 600)
-    return sorted(leases, key=lambda each: each.email_id)
-
-
-def only_file(run_dir: Path) -> Path:
-    (path,) = run_dir.iterdir()
-    return path
-
-
-def left_over(run_dir: Path) -> list[str]:
-    return sorted(path.name for path in run_dir.iterdir())
-
-
-async def test_unsent_emails_are_due_again_at_once_and_use_no_attempt(
-    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    leases = await lease(worker, books, 3)
-    die(run_dir, [(each, unsent) for each in leases])
-
-    await settlement.run_once()
-
-    for each in leases:
-        row = books.row(each.email_id)
-        assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
-        assert row["publish_due_at"] is not None
-        assert books.attempts(each.email_id) == []
-    assert left_over(run_dir) == []
-    # The dead worker's token is no longer valid.
-    assert await other_store.record([result(leases[0], Status.FAILED)]) == set()
+BUSY = Deferred(Reason.SERVER_ERROR, "busy", "503")
+THROTTLED = Deferred(Reason.THROTTLED, "slow down", "451 4.7.1", 5.0)
+NEXT_DAY = Deferred(Reason.THROTTLED, "come back tomorrow", "451 4.7.1", 86_400.0)
+REFUSED_FOR_A_DAY = Deferred(Reason.REFUSED, "come back tomorrow", "451 4.7.1", 86_400.0)
+NO_USER = Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1")
+LAST: dict[str, Any] = {"attempt_count": 2}
+"""The next attempt is the last one."""
 
 
 @pytest.mark.parametrize(
-    ("policy", "status"), [(None, "held"), (OnUncertain.HOLD, "held"), (OnUncertain.RESEND, "pending")]
+    ("step", "before", "status", "reason", "counts"),
+    [
+        pytest.param(unsent, {}, "pending", None, (0, 0), id="unsent"),
+        pytest.param(rendering, {}, "pending", "worker_crashed", (0, 1), id="rendering"),
+        pytest.param(on_the_wire, {}, "held", "outcome_unknown", (1, 0), id="on the wire"),
+        pytest.param(on_the_wire, {"on_uncertain": "hold"}, "held", "outcome_unknown", (1, 0), id="to be held"),
+        pytest.param(on_the_wire, {"on_uncertain": "resend"}, "pending", "outcome_unknown", (1, 0), id="to be resent"),
+        pytest.param(on_the_wire, {"on_uncertain": "resend", **LAST}, "held", "outcome_unknown", (3, 0), id="last"),
+        pytest.param(Accepted("queued as 7", "250 ok"), {}, "sent", None, (1, 0), id="accepted"),
+        pytest.param(THROTTLED, {}, "pending", "throttled", (1, 0), id="throttled"),
+        pytest.param(NEXT_DAY, {}, "pending", "throttled", (1, 0), id="throttled for a day"),
+        pytest.param(REFUSED_FOR_A_DAY, {}, "failed", "refused", (1, 0), id="refused for a day"),
+        pytest.param(BUSY, LAST, "failed", "server_error", (3, 0), id="last deferral"),
+        pytest.param(NO_USER, {}, "failed", "rejected_recipient", (1, 0), id="rejected"),
+        pytest.param(Uncertain("half an answer", "502"), {}, "held", "outcome_unknown", (1, 0), id="uncertain"),
+    ],
 )
-async def test_emails_on_the_wire_are_uncertain_and_judged_by_policy(
-    settlement: LedgerRecovery,
-    worker: LeaseStore,
-    books: Books,
-    run_dir: Path,
-    policy: OnUncertain | None,
+async def test_an_email_is_settled_by_its_last_step_in_the_ledger(
+    host: Host,
+    other_store: LeaseStore,
+    step: Step | Outcome,
+    before: dict[str, Any],
     status: str,
+    reason: str | None,
+    counts: tuple[int, int],
 ) -> None:
-    each, waiting = await lease(worker, books, 2, on_uncertain=policy)
-    die(run_dir, [(each, on_the_wire), (waiting, unsent)])
+    (each,) = await host.lease(**before)
+    host.die((each, step if callable(step) else answered(step)))
 
-    with counted() as counts:
-        await settlement.run_once()
+    await host.settle()
 
-    assert counts == Counter({("rescued", "worker_died"): 1, ("held", "worker_died"): int(status == "held")})
-    row = books.row(each.email_id)
-    assert (row["status"], row["error_type"], row["attempt_count"]) == (status, "outcome_unknown", 1)
-    assert (row["dead_letter_due_at"] is None, row["publish_due_at"] is None) == (status == "pending", status == "held")
-    (attempt,) = books.attempts(each.email_id)
-    assert (attempt["outcome"], attempt["worker"], attempt["attempt_number"]) == ("uncertain", WORKER, 1)
-    assert books.hourly() == {"uncertain": 1}
+    row, attempts = host.row(each), host.books.attempts(each.email_id)
+    assert (row["status"], row["error_type"], row["locked_by"]) == (status, reason, None)
+    assert (row["attempt_count"], row["crash_count"]) == counts
+    assert (row["publish_due_at"] is not None) == (status == "pending")
+    assert (row["dead_letter_due_at"] is not None) == (status in ("failed", "held"))
+    assert (row["provider_message_id"] == "queued as 7") == (status == "sent")
+    outcome = "uncertain" if step is on_the_wire else type(step).__name__.lower()
+    assert host.books.hourly() == ({} if step in (unsent, rendering) else {outcome: 1})
+    told = [(one["outcome"], one["worker"], one["attempt_number"], one["provider"]) for one in attempts]
+    assert told == ([] if step in (unsent, rendering) else [(outcome, WORKER, each.attempt_number, "smtp")])
+    if not callable(step):
+        assert [(one["error"], one["finished_at"].timestamp()) for one in attempts] == [(step.detail, STARTED_AT + 1)]
+    assert host.ledgers() == []
+    if status == "pending":  # the dead worker's token is no longer valid
+        assert await other_store.record([result(each, Status.FAILED)]) == set()
 
 
-async def test_the_attempts_that_a_dead_worker_did_not_record_are_counted_once(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
+async def test_emails_in_mixed_states_are_settled_and_counted_once_and_those_of_other_workers_stay(
+    host: Host, other_store: LeaseStore
 ) -> None:
-    done, refused_for_good, wire, waiting = await lease(worker, books, 4)
-    rejected = Rejected(Reason.INVALID_CONTENT, "no", "400")
-    die(run_dir, [(done, answered(Accepted())), (refused_for_good, answered(rejected)), (wire, on_the_wire),
-                  (waiting, unsent)])  # fmt: skip
+    (resent,) = await host.lease(on_uncertain="resend")
+    done, refused_for_good, wire, *waiting = await host.lease(6)
+    (theirs,) = await host.lease(by=other_store)
+    steps = [(resent, on_the_wire), (done, answered(Accepted())), *((each, unsent) for each in waiting)]
+    rejected = answered(Rejected(Reason.INVALID_CONTENT, "no", "400"))
+    host.die(*steps, (refused_for_good, rejected), (wire, on_the_wire))
 
-    with counted({"attempts": metrics.ATTEMPTS, "emails": metrics.EMAILS}) as counts:
-        await settlement.run_once()
-        await settlement.run_once()
+    meters = {"attempts": metrics.ATTEMPTS, "emails": metrics.EMAILS, "freed": metrics.RECOVERED, "held": metrics.HELD}
+    with counted(meters) as counts:
+        await host.settle()
+        await host.settle()
 
-    (provider,) = {place[1] for place in counts}
+    statuses = ["pending", "sent", "failed", "held", *["pending"] * 3]
+    assert host.statuses(resent, done, refused_for_good, wire, *waiting) == statuses
+    assert (host.row(theirs)["status"], host.row(theirs)["locked_by"]) == ("sending", "worker-2")
     assert counts == Counter(
         {
-            ("attempts", provider, "accepted", "none"): 1,
-            ("attempts", provider, "rejected", "invalid_content"): 1,
-            ("attempts", provider, "uncertain", "outcome_unknown"): 1,
-            ("emails", provider, "accepted"): 1,
-            ("emails", provider, "rejected"): 1,
-            ("emails", provider, "uncertain"): 1,
+            ("attempts", "smtp", "accepted", "none"): 1,
+            ("attempts", "smtp", "rejected", "invalid_content"): 1,
+            ("attempts", "smtp", "uncertain", "outcome_unknown"): 2,
+            ("emails", "smtp", "accepted"): 1,
+            ("emails", "smtp", "rejected"): 1,
+            ("emails", "smtp", "uncertain"): 1,
+            ("freed", "worker_died"): 3,
+            ("held", "worker_died"): 1,
         }
     )
 
 
 KEY_HOURS = 23.0
 """How long the dispatcher relies on an idempotency key of Resend."""
-
-
-@pytest.fixture
-async def keyed(tables_url: str, run_dir: Path) -> AsyncIterator[LedgerRecovery]:
-    """As `settlement`, with a provider that has idempotency keys."""
-    opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
-    await opened.open()
-    yield LedgerRecovery(settings(run_dir, DISPATCHER_PROVIDERS="resend", RESEND_API_KEY="re_any"), opened)
-    await opened.close()
+KEYED = {"DISPATCHER_PROVIDERS": "resend", "RESEND_API_KEY": "re_any"}
 
 
 @pytest.mark.parametrize(
@@ -173,38 +148,28 @@ async def keyed(tables_url: str, run_dir: Path) -> AsyncIterator[LedgerRecovery]
         (None, 0.0, None, "pending", True),
         (None, KEY_HOURS + 0.1, None, "held", False),
         (Uncertain("no answer"), 0.0, None, "pending", True),
-        (Deferred(Reason.SERVER_ERROR, "busy", "503"), 0.0, None, "pending", False),
+        (BUSY, 0.0, None, "pending", False),
         (None, 0.0, KEY_HOURS - 0.1, "pending", True),
         (None, 0.0, KEY_HOURS + 0.1, "held", False),
-        (Deferred(Reason.SERVER_ERROR, "busy", "503"), 0.0, 1.0, "pending", True),
+        (BUSY, 0.0, 1.0, "pending", True),
         (Rejected(Reason.INVALID_CONTENT, "no", "422"), 0.0, 1.0, "held", False),
         (Accepted("id-1"), 0.0, KEY_HOURS + 0.1, "sent", False),
     ],
     ids=str,
 )
 async def test_an_email_that_may_be_at_a_provider_with_keys_is_pinned_while_its_key_lives(
-    keyed: LedgerRecovery,
-    worker: LeaseStore,
-    books: Books,
-    run_dir: Path,
-    outcome: Outcome | None,
-    hours_ago: float,
-    pinned_hours_ago: float | None,
-    status: str,
-    is_pinned: bool,
+    host: Host, outcome: Outcome | None, hours_ago: float, pinned_hours_ago: float | None, status: str, is_pinned: bool
 ) -> None:
-    email_id = books.enqueue_one()
     now = datetime.now(UTC)
     pinned_at = None if pinned_hours_ago is None else now - timedelta(hours=pinned_hours_ago)
-    books.change(email_id, provider="resend", pinned_at=pinned_at)
-    (each,) = await worker.lease(books.keys([email_id]), 600)
+    (each,) = await host.lease(provider="resend", pinned_at=pinned_at)
     began_at = now.timestamp() - hours_ago * 3600
     sent = partial(on_the_wire, provider="resend", started_at=began_at)
-    die(run_dir, [(each, sent if outcome is None else answered(outcome, "resend", began_at))])
+    host.die((each, sent if outcome is None else answered(outcome, "resend", began_at)))
 
-    await keyed.run_once()
+    await host.settle(**KEYED)
 
-    row = books.row(email_id)
+    row = host.row(each)
     assert (row["status"], row["pinned_at"] is not None) == (status, is_pinned)
     if is_pinned:
         expected = (pinned_at or now).timestamp()
@@ -212,141 +177,66 @@ async def test_an_email_that_may_be_at_a_provider_with_keys_is_pinned_while_its_
         assert row["publish_due_at"] is not None
 
 
-async def test_a_pinned_email_that_crashes_every_worker_is_held(
-    keyed: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, provider="resend", pinned_at=datetime.now(UTC), crash_count=2)
-    (each,) = await worker.lease(books.keys([email_id]), 600)
-    die(run_dir, [(each, rendering)])
+async def test_a_pinned_email_that_crashes_every_worker_is_held(host: Host) -> None:
+    (each,) = await host.lease(provider="resend", pinned_at=datetime.now(UTC), crash_count=2)
+    host.die((each, rendering))
 
-    await keyed.run_once()
+    await host.settle(**KEYED)
 
-    assert books.status(email_id) == "held"
+    assert host.statuses(each) == ["held"]
 
 
-async def test_a_last_attempt_on_the_wire_is_held_even_if_it_may_be_resent(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    email_id = books.enqueue_one(on_uncertain="resend")
-    books.change(email_id, attempt_count=2)
-    (each,) = await worker.lease(books.keys([email_id]), 600)
-    die(run_dir, [(each, on_the_wire)])
+async def test_after_a_partial_delivery_only_the_other_recipients_are_left(host: Host) -> None:
+    (each,) = await host.lease(**LAST)  # without the delivery, this attempt would be the last
+    delivery = PartialDelivery({1: None, 2: "550 5.1.1", 1000: None})
+    host.die((each, answered(Deferred(Reason.RECIPIENT_DEFERRED, "full", "452", partial=delivery))))
 
-    await settlement.run_once()
+    await host.settle()
 
-    assert books.status(email_id) == "held"
-
-
-@pytest.mark.parametrize(
-    ("outcome", "status", "reason"),
-    [
-        (Accepted("queued as 7", "250 ok"), "sent", None),
-        (Deferred(Reason.THROTTLED, "slow down", "451 4.7.1", 5.0), "pending", "throttled"),
-        (Deferred(Reason.THROTTLED, "come back tomorrow", "451 4.7.1", 86_400.0), "pending", "throttled"),
-        (Deferred(Reason.REFUSED, "come back tomorrow", "451 4.7.1", 86_400.0), "failed", "refused"),
-        (Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"), "failed", "rejected_recipient"),
-        (Uncertain("half an answer", "502"), "held", "outcome_unknown"),
-    ],
-    ids=str,
-)
-async def test_answered_emails_are_recorded_with_their_answer(
-    settlement: LedgerRecovery,
-    worker: LeaseStore,
-    books: Books,
-    run_dir: Path,
-    outcome: Outcome,
-    status: str,
-    reason: str | None,
-) -> None:
-    (each,) = await lease(worker, books)
-    die(run_dir, [(each, answered(outcome))])
-
-    await settlement.run_once()
-
-    row = books.row(each.email_id)
-    assert (row["status"], row["error_type"], row["attempt_count"]) == (status, reason, 1)
-    assert row["locked_by"] is None
-    assert (row["provider_message_id"] == "queued as 7") == (status == "sent")
-    (attempt,) = books.attempts(each.email_id)
-    assert attempt["finished_at"].timestamp() == 1_790_000_001.0
-    assert (attempt["error"], attempt["provider"]) == (outcome.detail, "smtp")
-    assert books.hourly() == {type(outcome).__name__.lower(): 1}
-
-
-PARTIAL = Deferred(
-    Reason.RECIPIENT_DEFERRED, "full", "452", partial=PartialDelivery({1: None, 2: "550 5.1.1", 1000: None})
-)
-
-
-async def test_after_a_partial_delivery_only_the_other_recipients_are_left(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, attempt_count=2)  # without the delivery, this attempt would be the last
-    (each,) = await worker.lease(books.keys([email_id]), 600)
-    die(run_dir, [(each, answered(PARTIAL))])
-
-    await settlement.run_once()
-
-    row = books.row(email_id)
+    row = host.row(each)
     assert (row["status"], row["attempt_count"], row["attempt_base"]) == ("pending", 3, 3)
     # The ledger does not contain the refused recipients. They are tried, and refused, again.
     assert row["recipient_outcomes"] == {"1": None, "1000": None}
 
 
+NO_PROGRESS = PartialDelivery({1: None}, has_progress=False)
+
+
 @pytest.mark.parametrize(
     ("step", "status", "words"),
     [
-        (unsent, "pending", "full"),
-        (on_the_wire, "held", "The worker died while the email was on the wire."),
-        (answered(Accepted("queued as 7", "250 ok")), "sent", "250 ok"),
-        (
-            answered(
-                Deferred(
-                    Reason.RECIPIENT_DEFERRED, "full", "452", partial=PartialDelivery({1: None}, has_progress=False)
-                )
-            ),
+        pytest.param(unsent, "pending", "full", id="unsent"),
+        pytest.param(on_the_wire, "held", "The worker died while the email was on the wire.", id="on the wire"),
+        pytest.param(answered(Accepted("queued as 7", "250 ok")), "sent", "250 ok", id="accepted"),
+        pytest.param(
+            answered(Deferred(Reason.RECIPIENT_DEFERRED, "full", "452", partial=NO_PROGRESS)),
             "failed",
             "full",
+            id="deferred",
         ),
     ],
-    ids=["unsent", "on the wire", "accepted", "deferred"],
 )
 async def test_a_worker_that_dies_after_a_partial_delivery_leaves_the_delivered_recipients_alone(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, step: Step, status: str, words: str
+    host: Host, step: Step, status: str, words: str
 ) -> None:
-    (first,) = await lease(worker, books)
+    (first,) = await host.lease()
     partial = result(first, Status.SENDING, lease_seconds=600, recipient_outcomes={1: None, 2: "550 5.1.1"})
-    await worker.record([partial._replace(error="full")])
-    assert books.row(first.email_id)["attempt_count"] == 2
-    books.change(first.email_id, attempt_base=-2)  # the second transaction is the last attempt
-    die(run_dir, [(first._replace(attempt_number=2), step)])
+    await host.worker.record([partial._replace(error="full")])
+    assert host.row(first)["attempt_count"] == 2
+    host.books.change(first.email_id, attempt_base=-2)  # the second transaction is the last attempt
+    host.die((first._replace(attempt_number=2), step))
 
-    await settlement.run_once()
+    await host.settle()
 
-    row = books.row(first.email_id)
+    row = host.row(first)
     assert (row["status"], row["last_error"]) == (status, words)
     assert row["recipient_outcomes"] == {"1": None, "2": "550 5.1.1"}
     if status == "failed":
         assert row["error_type"] == Reason.PARTLY_DELIVERED
 
 
-async def test_a_deferral_that_was_the_last_attempt_fails(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, attempt_count=2)
-    (each,) = await worker.lease(books.keys([email_id]), 600)
-    die(run_dir, [(each, answered(Deferred(Reason.SERVER_ERROR)))])
-
-    await settlement.run_once()
-
-    assert books.status(email_id) == "failed"
-
-
 @pytest.mark.parametrize(
-    ("host", "row", "status"),
+    ("hosts", "row", "status"),
     [
         ("0", {}, "failed"),
         ("3600", {}, "waiting"),
@@ -358,596 +248,434 @@ async def test_a_deferral_that_was_the_last_attempt_fails(
 )
 @pytest.mark.parametrize("is_recovered", [False, True])
 async def test_a_last_deferral_waits_for_a_redelivery_if_redelivery_is_on(
-    worker: LeaseStore,
-    worker_pool: Pool,
-    books: Books,
-    tables_url: str,
-    run_dir: Path,
-    host: str,
-    row: dict[str, object],
-    status: str,
-    is_recovered: bool,
+    host: Host, hosts: str, row: dict[str, Any], status: str, is_recovered: bool
 ) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, attempt_count=2, **row)
-    (each,) = await worker.lease(books.keys([email_id]), 600)
-    die(run_dir, [(each, answered(Deferred(Reason.SERVER_ERROR)))])
-    async with await connect_async(tables_url, name="leader") as leader:
-        if is_recovered:  # by another host, to which this host seemed lost
-            books.change(email_id, locked_until=datetime(2026, 1, 1, tzinfo=UTC))
-            outbox = Outbox(leader)
-            await outbox.recover_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
-            assert books.status(email_id) == "held"
-    relay = make_pool(tables_url, name="dispatcher relay settlement", size=1)
-    await relay.open()
+    (each,) = await host.lease(**LAST, **row)
+    host.die((each, answered(BUSY)))
+    if is_recovered:  # by another host, to which this host seemed lost
+        await host.recover_elsewhere()
+        assert host.statuses(each) == ["held"]
 
-    await LedgerRecovery(settings(run_dir, DISPATCHER_REDELIVER_FOR=host), relay).run_once()
-    await relay.close()
+    await host.settle(DISPATCHER_REDELIVER_FOR=hosts)
 
-    found = books.row(email_id)
+    found = host.row(each)
     assert (found["status"], found["redelivery_count"]) == (status, int(status == "waiting"))
     assert (found["dead_letter_due_at"] is not None) == (status == "failed")
 
 
-async def test_a_full_window_in_mixed_states(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    leases = await lease(worker, books, 60)
-    steps: list[Step] = [unsent, on_the_wire, answered(Accepted()), answered(Rejected(Reason.REFUSED))]
-    die(run_dir, [(each, steps[number % 4]) for number, each in enumerate(leases)])
-
-    await settlement.run_once()
-
-    assert books.statuses() == {"pending": 15, "held": 15, "sent": 15, "failed": 15}
-    assert books.hourly() == {"uncertain": 15, "accepted": 15, "rejected": 15}
-
-
-async def test_a_second_settlement_of_the_same_ledger_is_harmless(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tmp_path: Path
-) -> None:
-    leases = await lease(worker, books, 4)
-    steps: list[Step] = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
-    die(run_dir, list(zip(leases, steps, strict=True)))
-    path = only_file(run_dir)
+async def test_a_second_settlement_of_the_same_ledger_is_harmless(host: Host, tmp_path: Path) -> None:
+    leases = await host.lease(4)
+    steps: list[Step] = [unsent, on_the_wire, answered(Accepted()), answered(THROTTLED)]
+    host.die(*zip(leases, steps, strict=True))
+    (path,) = host.run_dir.iterdir()
     kept = tmp_path / "kept"
     kept.hardlink_to(path)  # the relay would refuse a copy
-    await settlement.run_once()
-    rows, attempts = books.rows(), books.count("every_attempt")
+    await host.settle()
+    rows, attempts = host.books.rows(), host.books.count("every_attempt")
 
     kept.rename(path)
-    await settlement.run_once()
+    await host.settle()
 
-    assert books.rows() == rows
-    assert books.count("every_attempt") == attempts == 3
-    assert left_over(run_dir) == []
+    assert host.books.rows() == rows
+    assert host.books.count("every_attempt") == attempts == 3
+    assert host.ledgers() == []
 
 
-async def test_results_that_the_worker_had_recorded_are_not_recorded_again(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    accepted, rejected = await lease(worker, books, 2)
-    await worker.record(
-        [result(accepted, Status.SENT, started_at=BEGAN), result(rejected, Status.FAILED, started_at=BEGAN)]
+async def test_results_that_the_worker_had_recorded_are_not_recorded_again(host: Host) -> None:
+    accepted, rejected = await host.lease(2)
+    recorded = [result(accepted, Status.SENT, started_at=BEGAN), result(rejected, Status.FAILED, started_at=BEGAN)]
+    await host.worker.record(recorded)
+    host.die((accepted, answered(Accepted())), (rejected, on_the_wire))
+    rows = host.books.rows()
+
+    await host.settle()
+
+    assert host.books.rows() == rows
+    assert host.books.hourly() == {"accepted": 1, "rejected": 1}
+    assert host.books.count("every_attempt") == 2
+
+
+async def test_a_recorded_deferral_whose_retry_was_pending_is_released(host: Host) -> None:
+    still_named, cleared = leases = await host.lease(2)
+    await host.worker.record(
+        [result(each, Status.SENDING, error_type="throttled", started_at=BEGAN) for each in (still_named, cleared)]
     )
-    die(run_dir, [(accepted, answered(Accepted())), (rejected, on_the_wire)])
-    rows = books.rows()
+    host.die((still_named, answered(THROTTLED)))
 
-    await settlement.run_once()
+    await host.settle()
 
-    assert books.rows() == rows
-    assert books.hourly() == {"accepted": 1, "rejected": 1}
-    assert books.count("every_attempt") == 2
-
-
-async def test_a_recorded_deferral_whose_retry_was_pending_is_released(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    still_named, cleared = await lease(worker, books, 2)
-    deferrals = [
-        result(each, Status.SENDING, error_type="throttled", started_at=BEGAN) for each in (still_named, cleared)
-    ]
-    await worker.record(deferrals)
-    die(run_dir, [(still_named, answered(Deferred(Reason.THROTTLED)))])
-
-    await settlement.run_once()
-
-    for each in (still_named, cleared):
-        row = books.row(each.email_id)
+    for each in leases:
+        row = host.row(each)
         assert (row["status"], row["attempt_count"]) == ("pending", 1)
         assert row["publish_due_at"] is not None
-        assert len(books.attempts(each.email_id)) == 1
-
-
-async def test_another_workers_leases_are_not_touched(
-    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    (mine,) = await lease(worker, books)
-    (theirs,) = await lease(other_store, books)
-    die(run_dir, [(mine, unsent)])
-
-    await settlement.run_once()
-
-    assert books.status(mine.email_id) == "pending"
-    assert books.row(theirs.email_id)["locked_by"] == "worker-2"
+        assert len(host.outcomes(each)[0]) == 1
 
 
 async def test_an_email_that_another_worker_has_leased_since_is_changed_only_by_an_acceptance(
-    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+    host: Host, other_store: LeaseStore
 ) -> None:
-    lost, proven = await lease(worker, books, 2)
-    for each in (lost, proven):
-        books.change(each.email_id, status="pending", locked_until="epoch", lease_token=each.token + 1)
-    await other_store.lease(books.keys([lost.email_id, proven.email_id]), 600)
-    die(run_dir, [(lost, on_the_wire), (proven, answered(Accepted("late")))])
-    before = books.row(lost.email_id)
+    lost, suspect, proven = leases = await host.lease(3)
+    for each in leases:
+        host.books.change(each.email_id, status="pending", locked_until="epoch", lease_token=each.token + 1)
+    await other_store.lease(host.books.keys([each.email_id for each in leases]), 600)
+    host.die((lost, on_the_wire), (suspect, rendering), (proven, answered(Accepted("late"))))
+    before = [host.row(each) for each in (lost, suspect)]
 
-    await settlement.run_once()
+    await host.settle()
 
-    assert books.row(lost.email_id) == before
-    assert books.outcomes(lost.email_id) == ["uncertain"]
-    assert (books.status(proven.email_id), books.row(proven.email_id)["provider_message_id"]) == ("sent", "late")
+    assert [host.row(each) for each in (lost, suspect)] == before
+    assert host.outcomes(lost, suspect) == [["uncertain"], []]
+    assert (host.row(proven)["status"], host.row(proven)["provider_message_id"]) == ("sent", "late")
 
 
-async def test_the_ledger_of_a_live_worker_is_not_settled(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    (each,) = await lease(worker, books)
-    living = Ledger(run_dir, worker=WORKER, slot="slot-1", slots=1)
+async def test_the_ledger_of_a_live_worker_is_not_settled(host: Host) -> None:
+    (each,) = await host.lease()
+    living = Ledger(host.run_dir, worker=WORKER, slot=SLOT, slots=1)
     living.set_database(DATABASE_ID)
     on_the_wire(living, each)
 
-    await settlement.run_once()
+    await host.settle()
 
-    assert books.status(each.email_id) == "sending"
-    assert left_over(run_dir) == [living.path.name]
-
-
-async def test_of_a_ledger_of_the_previous_format_only_the_emails_on_the_wire_are_held(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    leases = await lease(worker, books, 20)
-    steps = [on_the_wire, on_the_wire, answered(Accepted("id")), rendering, *[unsent] * 16]
-    die(run_dir, list(zip(leases, steps, strict=True)), database_id=None)
-
-    await settlement.run_once()
-
-    assert books.statuses() == {"held": 2, "sent": 1, "pending": 17}
-    assert {books.status(each.email_id) for each in leases[:2]} == {"held"}
-    assert left_over(run_dir) == []
+    assert host.statuses(each) == ["sending"]
+    assert host.ledgers() == [living.path.name]
 
 
 async def test_other_files_are_kept_and_do_not_stop_the_settlement_of_ledgers(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (each,) = await lease(worker, books)
-    die(run_dir, [(each, answered(Accepted()))])
-    (run_dir / "a.ledger").write_bytes(b"EDLEDGER" + bytes(5000))
-    (run_dir / "b.ledger").mkdir()
-    (run_dir / "c.ledger").symlink_to("c.ledger")
-    os.mkfifo(run_dir / "d.ledger")
-    (run_dir / "run.lock").touch()
+    (each,) = await host.lease()
+    host.die((each, answered(Accepted())))
+    (host.run_dir / "a.ledger").write_bytes(b"EDLEDGER" + bytes(5000))
+    (host.run_dir / "b.ledger").mkdir()
+    (host.run_dir / "c.ledger").symlink_to("c.ledger")
+    os.mkfifo(host.run_dir / "d.ledger")
+    (host.run_dir / "run.lock").touch()
 
-    for _ in range(2):
-        await settlement.run_once()
+    async with host.recovery() as recovery:
+        for _ in range(2):
+            await recovery.run_once()
 
-    assert books.status(each.email_id) == "sent"
-    assert left_over(run_dir) == ["a.ledger", "b.ledger", "c.ledger", "d.ledger", "run.lock"]
+    assert host.statuses(each) == ["sent"]
+    assert host.ledgers() == ["a.ledger", "b.ledger", "c.ledger", "d.ledger", "run.lock"]
     # Each unreadable file is reported once.
     assert capsys.readouterr().out.count("ledger.unreadable") == 4
 
 
-async def test_a_refused_result_of_one_ledger_does_not_stop_the_settlement_of_the_others(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    refused, fine = await lease(worker, books, 2)
-    die(run_dir, [(refused, answered(Rejected(Reason.REFUSED, "a NUL \0 inside")))])
-    path = only_file(run_dir)
-    path.rename(run_dir / "a.ledger")
-    die(run_dir, [(fine, answered(Accepted()))])
+async def test_a_refused_result_of_one_ledger_does_not_stop_the_settlement_of_the_others(host: Host) -> None:
+    refused, fine = await host.lease(2)
+    host.die((refused, answered(Rejected(Reason.REFUSED, "a NUL \0 inside"))))
+    (path,) = host.run_dir.iterdir()
+    path.rename(host.run_dir / "a.ledger")
+    host.die((fine, answered(Accepted())))
 
-    await settlement.run_once()
+    await host.settle()
 
-    assert books.status(fine.email_id) == "sent"
     # The relay records the outcome without the provider's text, which PostgreSQL refuses.
-    assert (books.status(refused.email_id), books.row(refused.email_id)["last_error"]) == ("failed", None)
-    assert left_over(run_dir) == []
+    assert host.statuses(refused, fine) == ["failed", "sent"]
+    assert host.row(refused)["last_error"] is None
+    assert host.ledgers() == []
 
 
-async def test_a_lease_that_postgresql_refuses_to_release_does_not_affect_the_workers_others(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    leases = await lease(worker, books, 4)
-    die(run_dir, [(each, unsent) for each in leases])
+async def test_a_lease_that_postgresql_refuses_to_release_does_not_affect_the_workers_others(host: Host) -> None:
+    leases = await host.lease(4)
+    host.die(*((each, unsent) for each in leases))
 
-    with refused(books.connection, leases[0].email_id, "new.status = 'pending'"):
-        await settlement.run_once()
+    with refused(host.books.connection, leases[0].email_id, "new.status = 'pending'"):
+        await host.settle()
 
-    assert books.statuses() == {"sending": 1, "pending": 3}
-    assert books.status(leases[0].email_id) == "sending"
+    assert host.statuses(*leases) == ["sending", "pending", "pending", "pending"]
 
 
-async def test_an_email_that_was_being_rendered_is_a_suspect_and_is_released(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    suspect, innocent = await lease(worker, books, 2)
-    die(run_dir, [(suspect, rendering), (innocent, unsent)])
+async def test_a_suspect_whose_crash_cannot_be_counted_is_released_like_the_others(host: Host) -> None:
+    suspect, innocent = await host.lease(2)
+    host.die((suspect, rendering), (innocent, unsent))
 
-    await settlement.run_once()
-
-    for each in (suspect, innocent):
-        row = books.row(each.email_id)
-        assert (row["status"], row["attempt_count"], row["publish_due_at"] is None) == ("pending", 0, False)
-    assert [books.row(each.email_id)["crash_count"] for each in (suspect, innocent)] == [1, 0]
-
-
-async def test_a_suspect_whose_crash_cannot_be_counted_is_released_like_the_others(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    suspect, innocent = await lease(worker, books, 2)
-    die(run_dir, [(suspect, rendering), (innocent, unsent)])
-
-    with refused(books.connection, suspect.email_id, "new.crash_count > 0"), counted() as counts:
-        await settlement.run_once()
+    with refused(host.books.connection, suspect.email_id, "new.crash_count > 0"), counted() as counts:
+        await host.settle()
 
     assert counts == Counter({("rescued", "worker_died"): 2, ("held", "worker_died"): 0})
-    assert books.statuses() == {"pending": 2}
-    assert left_over(run_dir) == []
+    assert host.statuses(suspect, innocent) == ["pending", "pending"]
+    assert host.ledgers() == []
 
 
 async def test_an_email_fails_after_three_workers_died_rendering_it_and_the_other_emails_do_not(
-    settlement: LedgerRecovery, other_store: LeaseStore, books: Books, run_dir: Path
+    host: Host, other_store: LeaseStore
 ) -> None:
-    poison, *innocents = books.enqueue(4)
+    poison, *innocents = host.books.enqueue(4)
     for _ in range(3):
-        leases = await other_store.lease(books.keys([poison, *innocents]), 600)
+        leases = await other_store.lease(host.books.keys([poison, *innocents]), 600)
         for each in leases:
-            books.change(each.email_id, locked_by=WORKER)
-        die(run_dir, [(each, rendering if each.email_id == poison else unsent) for each in leases])
-        await settlement.run_once()
+            host.books.change(each.email_id, locked_by=WORKER)
+        host.die(*((each, rendering if each.email_id == poison else unsent) for each in leases))
+        await host.settle()
 
-    row = books.row(poison)
+    row = host.books.row(poison)
     assert (row["status"], row["error_type"], row["crash_count"]) == ("failed", "worker_crashed", 3)
     assert row["dead_letter_due_at"] is not None
-    assert [books.row(each)["crash_count"] for each in innocents] == [0, 0, 0]
-    assert books.statuses() == {"failed": 1, "pending": 3}
+    assert [host.books.row(each)["crash_count"] for each in innocents] == [0, 0, 0]
+    assert host.books.statuses() == {"failed": 1, "pending": 3}
 
 
-async def test_an_email_leased_by_another_worker_since_is_not_a_suspect(
-    settlement: LedgerRecovery, worker: LeaseStore, other_store: LeaseStore, books: Books, run_dir: Path
+STEPS: list[Step] = [unsent, rendering, on_the_wire, answered(Accepted()), answered(NO_USER)]
+
+
+@pytest.mark.parametrize(
+    ("written", "is_recovered", "statuses"),
+    [
+        ({"boot": ""}, False, ["sending", "sending", "held", "sent", "failed"]),
+        ({"boot": "00000000-0000-0000-0000-000000000000"}, False, ["sending", "sending", "held", "sent", "failed"]),
+        ({"boot": "another"}, True, ["held", "held", "held", "sent", "failed"]),
+        ({"database_id": None}, False, ["pending", "pending", "held", "sent", "failed"]),
+    ],
+    ids=["unknown boot", "after a reboot", "after a reboot and a recovery", "previous format"],
+)
+async def test_of_a_ledger_from_before_a_reboot_only_the_named_emails_are_settled_and_of_an_older_format_all(
+    host: Host, written: dict[str, Any], is_recovered: bool, statuses: list[str]
 ) -> None:
-    (each,) = await lease(worker, books)
-    await worker.release({each.email_id: each.token})
-    await other_store.lease(books.keys([each.email_id]), 600)
-    die(run_dir, [(each, rendering)])
+    leases = await host.lease(len(STEPS))
+    host.die(*zip(leases, STEPS, strict=True), **written)
+    if is_recovered:
+        await host.recover_elsewhere()
 
-    await settlement.run_once()
+    await host.settle()
 
-    row = books.row(each.email_id)
-    assert (row["status"], row["locked_by"], row["crash_count"]) == ("sending", "worker-2", 0)
-
-
-@pytest.mark.parametrize("boot", ["", "00000000-0000-0000-0000-000000000000"])
-async def test_after_a_reboot_only_emails_that_the_ledger_names_are_settled(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, boot: str
-) -> None:
-    unnamed, wire, done = await lease(worker, books, 3)
-    die(run_dir, [(unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted()))], boot=boot)
-
-    await settlement.run_once()
-
-    assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["sending", "held", "sent"]
-    assert left_over(run_dir) == []
+    assert host.statuses(*leases) == statuses
+    assert host.ledgers() == []
 
 
 @contextlib.contextmanager
-def locked(tables_url: str, lease: Lease) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(lease.email_id)
+def locked(host: Host, *email_ids: UUID) -> Iterator[psycopg.Connection]:
+    """Locks the emails' rows until the block ends or commits."""
+    with psycopg.connect(host.url) as person:
+        for email_id in email_ids:
+            Books(person).lock(email_id)
         yield person
 
 
-def numbers(books: Books) -> set[int]:
+def numbers(host: Host) -> set[int]:
     """The pids of the worker's sessions. In this test the pool outlives the worker, and replaces terminated
     sessions."""
-    return {row["pid"] for row in books.sessions(WORKER)}
+    return {row["pid"] for row in host.books.sessions(WORKER)}
 
 
-async def test_a_running_statement_of_the_dead_worker_is_ended_first(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    email_id = books.enqueue_one()
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(email_id)
-        leasing = asyncio.create_task(worker.lease(books.keys([email_id]), 600))
-        await until(lambda: books.waiting_for_a_lock(WORKER))
-        before = numbers(books)
-        die(run_dir, [])
+async def test_a_running_statement_of_the_dead_worker_is_ended_first(host: Host) -> None:
+    email_id = host.books.enqueue_one()
+    with locked(host, email_id):
+        leasing = asyncio.create_task(host.worker.lease(host.books.keys([email_id]), 600))
+        await until(lambda: host.books.waiting_for_a_lock(WORKER))
+        before = numbers(host)
+        host.die()
 
-        await settlement.run_once()
+        await host.settle()
 
-        assert not before & numbers(books)
-        person.commit()
+        assert not before & numbers(host)
     with pytest.raises(Exception, match="terminating connection"):
         await leasing
-    row = books.row(email_id)
+    row = host.books.row(email_id)
     assert (row["status"], row["lease_token"], row["publish_due_at"] is None) == ("pending", 0, False)
 
 
-async def test_a_running_record_of_the_dead_worker_is_not_recorded_twice(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    (each,) = await lease(worker, books)
-    with locked(tables_url, each) as person:
-        recording = asyncio.create_task(worker.record([result(each, Status.SENT, started_at=BEGAN)]))
-        await until(lambda: books.waiting_for_a_lock(WORKER))
-        before = numbers(books)
-        die(run_dir, [(each, answered(Accepted()))])
-        settling = asyncio.create_task(settlement.run_once())
-        await until(lambda: not before & numbers(books))
-        person.commit()
-        await settling
+async def test_a_running_record_of_the_dead_worker_is_not_recorded_twice(host: Host) -> None:
+    (each,) = await host.lease()
+    with locked(host, each.email_id):
+        recording = asyncio.create_task(host.worker.record([result(each, Status.SENT, started_at=BEGAN)]))
+        await until(lambda: host.books.waiting_for_a_lock(WORKER))
+        before = numbers(host)
+        host.die((each, answered(Accepted())))
+        settling = asyncio.create_task(host.settle())
+        await until(lambda: not before & numbers(host))
+    await settling
     with pytest.raises(Exception, match="terminating connection"):
         await recording
 
-    assert books.status(each.email_id) == "sent"
-    assert books.outcomes(each.email_id) == ["accepted"]
-    assert books.hourly() == {"accepted": 1}
+    assert host.statuses(each) == ["sent"]
+    assert host.outcomes(each) == [["accepted"]]
+    assert host.books.hourly() == {"accepted": 1}
 
 
-async def test_an_interrupted_settlement_runs_again(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    unnamed, done = await lease(worker, books, 2)
-    die(run_dir, [(unnamed, unsent), (done, answered(Accepted()))])
-    with locked(tables_url, done):
-        settling = asyncio.create_task(settlement.run_once())
-        await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
-        books.terminate("dispatcher relay settlement")
+async def test_an_interrupted_settlement_runs_again(host: Host) -> None:
+    unnamed, done = await host.lease(2)
+    host.die((unnamed, unsent), (done, answered(Accepted())))
+    with locked(host, done.email_id):
+        settling = asyncio.create_task(host.settle())
+        await until(lambda: host.books.waiting_for_a_lock(RELAY))
+        host.books.terminate(RELAY)
         with pytest.raises(StoreUnavailable):
             await settling
-    assert len(left_over(run_dir)) == 1
+    assert len(host.ledgers()) == 1
 
-    while left_over(run_dir):
-        await settlement.run_once()
+    await host.settle()
 
-    assert [books.status(each.email_id) for each in (unnamed, done)] == ["pending", "sent"]
-    assert books.outcomes(done.email_id) == ["accepted"]
-
-
-async def test_a_ledger_deleted_during_its_settlement_is_settled(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    (done,) = await lease(worker, books)
-    die(run_dir, [(done, answered(Accepted()))])
-    with locked(tables_url, done) as person:
-        settling = asyncio.create_task(settlement.run_once())
-        await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
-        only_file(run_dir).unlink()
-        person.commit()
-        await settling
-
-    assert books.status(done.email_id) == "sent"
+    assert host.ledgers() == []
+    assert host.statuses(unnamed, done) == ["pending", "sent"]
+    assert host.outcomes(done) == [["accepted"]]
 
 
-async def test_locked_emails_are_settled_later_and_delay_nothing(
-    worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    unnamed, other, wire, done, poison = await lease(worker, books, 5)
+async def test_a_ledger_deleted_during_its_settlement_is_settled(host: Host) -> None:
+    (done,) = await host.lease()
+    host.die((done, answered(Accepted())))
+    with locked(host, done.email_id):
+        settling = asyncio.create_task(host.settle())
+        await until(lambda: host.books.waiting_for_a_lock(RELAY))
+        (path,) = host.run_dir.iterdir()
+        path.unlink()
+    await settling
+
+    assert host.statuses(done) == ["sent"]
+
+
+async def test_locked_emails_are_settled_later_and_delay_nothing(host: Host) -> None:
+    unnamed, other, wire, done, poison = await host.lease(5)
     steps = [(wire, on_the_wire), (done, answered(Accepted())), (poison, rendering)]
-    die(run_dir, [(unnamed, unsent), (other, unsent), *steps])
-    pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
-    await pool.open()
-    settlement = LedgerRecovery(settings(run_dir), pool)
+    host.die((unnamed, unsent), (other, unsent), *steps)
 
-    with locked(tables_url, unnamed) as person:
-        for each in (wire, poison):
-            Books(person).lock(each.email_id)
-        for _ in range(2):
-            await settlement.run_once()
-            assert [books.status(each.email_id) for each in (other, done)] == ["pending", "sent"]
-            assert {books.status(each.email_id) for each in (unnamed, wire, poison)} == {"sending"}
-            assert len(left_over(run_dir)) == 1
-    await settlement.run_once()
+    async with host.recovery(0.1) as recovery:
+        with locked(host, *(each.email_id for each in (unnamed, wire, poison))):
+            for _ in range(2):
+                await recovery.run_once()
+                assert host.statuses(other, done) == ["pending", "sent"]
+                assert host.statuses(unnamed, wire, poison) == ["sending"] * 3
+                assert len(host.ledgers()) == 1
+        await until_answer(lambda: looked(recovery, lambda: host.ledgers() == []))
 
-    assert [books.status(each.email_id) for each in (unnamed, wire, poison)] == ["pending", "held", "pending"]
-    assert books.row(poison.email_id)["crash_count"] == 1
-    assert [books.outcomes(each.email_id) for each in (done, wire)] == [["accepted"], ["uncertain"]]
-    assert left_over(run_dir) == []
-    await pool.close()
+    assert host.statuses(unnamed, wire, poison) == ["pending", "held", "pending"]
+    assert host.row(poison)["crash_count"] == 1
+    assert host.outcomes(done, wire) == [["accepted"], ["uncertain"]]
 
 
-async def test_a_ledger_from_before_the_last_boot_is_kept_until_its_emails_can_be_recorded(
-    worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    (each,) = await lease(worker, books)
-    die(run_dir, [(each, answered(Accepted()))], boot="an earlier start")
-    pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
-    await pool.open()
-    settlement = LedgerRecovery(settings(run_dir), pool)
-
-    with locked(tables_url, each):
-        with counted() as counts:
-            await settlement.run_once()
-        assert counts == Counter()
-        assert len(left_over(run_dir)) == 1
-    await settlement.run_once()
-
-    assert books.status(each.email_id) == "sent"
-    assert left_over(run_dir) == []
-    await pool.close()
-
-
-async def test_a_session_that_does_not_end_delays_only_its_own_ledger_until_the_leases_expire(
-    pool: Pool, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    settlement = LedgerRecovery(settings(run_dir, DISPATCHER_LEASE_SECONDS="1"), pool)
-    unnamed, wire, done = await lease(worker, books, 3)
-    other_pool = make_pool(tables_url, name="host:w1:18:cafe", size=1)
-    await other_pool.open()
-    other = LeaseStore(other_pool, worker="host:w1:18:cafe", slot="slot-2")
-    others = await lease(other, books, 2)
-    await other_pool.close()
-    die(run_dir, [(unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted()))])
-    die(run_dir, [(others[0], unsent), (others[1], on_the_wire)], worker="host:w1:18:cafe")
-    with frozen_sessions(books, WORKER):
-        await settlement.run_once()
-
-        assert [books.status(each.email_id) for each in others] == ["pending", "held"]
-        assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["sending"] * 3
-        books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
-        await until_answer(lambda: looked(settlement, lambda: books.statuses()["sending"] == 0))
-        assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["pending", "held", "sent"]
-        assert len(left_over(run_dir)) == 1
-
-    await until_answer(lambda: looked(settlement, lambda: left_over(run_dir) == []))
-    assert [books.status(each.email_id) for each in (unnamed, wire, done)] == ["pending", "held", "sent"]
-
-
-async def looked(settlement: LedgerRecovery, is_done: Callable[[], bool]) -> bool:
-    """Runs one round of the recovery; returns whether `is_done` is true afterwards."""
-    await settlement.run_once()
+async def looked(recovery: LedgerRecovery, is_done: Callable[[], bool]) -> bool:
+    """Runs one round of the recovery; returns whether `is_done` is true afterwards. More than one round may be
+    necessary, because autovacuum may lock a table for longer than 0.1 s."""
+    await recovery.run_once()
     return is_done()
 
 
-async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
+async def test_a_session_that_does_not_end_delays_only_its_own_ledger_until_the_leases_expire(
+    host: Host, pool: Pool
 ) -> None:
-    (theirs,) = await lease(worker, books)
-    other = UUID("0d150a7c-0000-4000-8000-00000000000a")
-    die(run_dir, [(theirs, on_the_wire)], database_id=other)
-    living = Ledger(run_dir, worker="host:w1:18:cafe", slot="slot-2", slots=1)
-    living.set_database(other)
-    before = left_over(run_dir)
-
-    for _ in range(2):
+    settlement = LedgerRecovery(settings(DISPATCHER_RUN_DIR=str(host.run_dir), DISPATCHER_LEASE_SECONDS="1"), pool)
+    unnamed, wire, done = leases = await host.lease(3)
+    async with make_pool(host.url, name="host:w1:18:cafe", size=1) as other_pool:
+        others = await host.lease(2, by=LeaseStore(other_pool, worker="host:w1:18:cafe", slot="slot-2"))
+    host.die((unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted())))
+    host.die((others[0], unsent), (others[1], on_the_wire), worker="host:w1:18:cafe")
+    with frozen_sessions(host.books, WORKER):
         await settlement.run_once()
 
-    assert left_over(run_dir) == before
-    assert books.status(theirs.email_id) == "sending"
-    assert settlement.workers_here == frozenset()
+        assert host.statuses(*others) == ["pending", "held"]
+        assert host.statuses(*leases) == ["sending"] * 3
+        host.books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
+        await until_answer(lambda: looked(settlement, lambda: host.books.statuses()["sending"] == 0))
+        assert host.statuses(*leases) == ["pending", "held", "sent"]
+        assert len(host.ledgers()) == 1
+
+    await until_answer(lambda: looked(settlement, lambda: host.ledgers() == []))
+    assert host.statuses(*leases) == ["pending", "held", "sent"]
+
+
+async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (theirs,) = await host.lease()
+    other = UUID("0d150a7c-0000-4000-8000-00000000000a")
+    host.die((theirs, on_the_wire), database_id=other)
+    living = Ledger(host.run_dir, worker="host:w1:18:cafe", slot="slot-2", slots=1)
+    living.set_database(other)
+    before = host.ledgers()
+
+    async with host.recovery() as recovery:
+        for _ in range(2):
+            await recovery.run_once()
+        assert recovery.workers_here == frozenset()
+
+    assert host.ledgers() == before
+    assert host.statuses(theirs) == ["sending"]
     assert capsys.readouterr().out.count("ledger.foreign") == 2  # one event for each of the two ledgers
 
 
-async def recover_all(tables_url: str, books: Books) -> None:
-    """Makes all leases expire, and recovers their emails as a relay of a different host would."""
-    books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
-    async with await connect_async(tables_url, name="leader") as session:
-        outbox = Outbox(session)
-        await outbox.recover_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
-
-
-async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    unnamed, wire, accepted, deferred, rejected = await lease(worker, books, 5)
+async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host(host: Host) -> None:
+    unnamed, wire, accepted, deferred, rejected = leases = await host.lease(5)
     answers: list[tuple[Lease, Outcome]] = [
         (accepted, Accepted()),
-        (deferred, Deferred(Reason.THROTTLED)),
+        (deferred, THROTTLED),
         (rejected, Rejected(Reason.REFUSED)),
     ]
     steps: list[tuple[Lease, Step]] = [(each, answered(outcome)) for each, outcome in answers]
-    die(run_dir, [(unnamed, unsent), (wire, on_the_wire), *steps])
-    await recover_all(tables_url, books)
-    assert books.statuses() == {"held": 5}
+    host.die((unnamed, unsent), (wire, on_the_wire), *steps)
+    await host.recover_elsewhere()
+    assert host.books.statuses() == {"held": 5}
 
-    await settlement.run_once()
+    await host.settle()
 
-    found = {each.email_id: books.row(each.email_id) for each in (unnamed, wire, accepted, deferred, rejected)}
-    statuses = [row["status"] for row in found.values()]
-    assert statuses == ["pending", "held", "sent", "pending", "failed"]
+    found = [host.row(each) for each in leases]
+    assert host.statuses(*leases) == ["pending", "held", "sent", "pending", "failed"]
     # An unsent email uses no attempt; a definite refusal uses one.
-    counts = [row["attempt_count"] - row["attempt_base"] for row in found.values()]
-    assert counts == [0, 1, 1, 1, 1]
-    assert [row["was_uncertain"] for row in found.values()] == [False, True, True, False, False]
-    assert [row["dead_letter_due_at"] is None for row in found.values()] == [True, False, True, True, False]
-    audited = books.select("select email_id, actor, action from operator_audit")
+    assert [row["attempt_count"] - row["attempt_base"] for row in found] == [0, 1, 1, 1, 1]
+    assert [row["was_uncertain"] for row in found] == [False, True, True, False, False]
+    assert [row["dead_letter_due_at"] is None for row in found] == [True, False, True, True, False]
+    audited = host.books.select("select email_id, actor, action from operator_audit")
     assert {row["email_id"] for row in audited} == {each.email_id for each in (unnamed, deferred, rejected)}
     assert {(row["actor"], row["action"]) for row in audited} == {("recovery", "recover")}
-    assert left_over(run_dir) == []
+    assert host.ledgers() == []
 
 
-async def test_a_recovered_email_that_an_operator_discarded_stays_held_unless_it_was_accepted(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
+async def test_a_recovered_email_that_an_operator_discarded_stays_held_unless_it_was_accepted(host: Host) -> None:
+    unnamed, deferred, given_back, accepted = leases = await host.lease(4)
+    steps = [(unnamed, unsent), (deferred, answered(THROTTLED)), (given_back, unsent)]
+    host.die(*steps, (accepted, answered(Accepted())))
+    await host.recover_elsewhere()
+    for each in leases:
+        host.books.change(each.email_id, dead_letter_due_at=None, dead_letter_discarded_at=BEGAN)
+
+    await host.worker.release({given_back.email_id: given_back.token})
+    await host.settle()
+
+    assert host.statuses(*leases) == ["held", "held", "held", "sent"]
+    assert host.row(unnamed)["dead_letter_discarded_at"] == BEGAN
+    assert host.ledgers() == []
+
+
+@pytest.mark.parametrize(
+    ("step", "boot", "is_recovered", "status"),
+    [
+        pytest.param(answered(Accepted()), "an earlier start", False, "sent", id="from before the last boot"),
+        pytest.param(unsent, None, True, "pending", id="after a recovery"),
+    ],
+)
+async def test_a_ledger_is_kept_until_its_locked_emails_can_be_recorded_or_their_recovery_undone(
+    host: Host, step: Step, boot: str | None, is_recovered: bool, status: str
 ) -> None:
-    unnamed, deferred, given_back, accepted = await lease(worker, books, 4)
-    die(
-        run_dir,
-        [
-            (unnamed, unsent),
-            (deferred, answered(Deferred(Reason.THROTTLED))),
-            (given_back, unsent),
-            (accepted, answered(Accepted())),
-        ],
-    )
-    await recover_all(tables_url, books)
-    for each in (unnamed, deferred, given_back, accepted):
-        books.change(each.email_id, dead_letter_due_at=None, dead_letter_discarded_at=BEGAN)
+    (each,) = await host.lease()
+    host.die((each, step), boot=boot)
+    if is_recovered:
+        await host.recover_elsewhere()
 
-    await worker.release({given_back.email_id: given_back.token})
-    await settlement.run_once()
+    async with host.recovery(0.1) as recovery:
+        with locked(host, each.email_id), counted() as counts:
+            await recovery.run_once()
+            assert len(host.ledgers()) == 1
+        assert counts == Counter()
+        await until_answer(lambda: looked(recovery, lambda: host.ledgers() == []))
 
-    found = [books.status(each.email_id) for each in (unnamed, deferred, given_back, accepted)]
-    assert found == ["held", "held", "held", "sent"]
-    assert books.row(unnamed.email_id)["dead_letter_discarded_at"] == BEGAN
-    assert left_over(run_dir) == []
+    assert host.statuses(each) == [status]
 
 
-async def test_a_ledger_from_before_a_reboot_undoes_recovery_only_by_its_answers(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    unnamed, rejected = await lease(worker, books, 2)
-    die(run_dir, [(unnamed, unsent), (rejected, answered(Rejected(Reason.REFUSED)))], boot="another")
-    await recover_all(tables_url, books)
+async def test_a_ledger_waits_while_postgresql_is_unreachable(host: Host) -> None:
+    host.die()
+    async with make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1) as pool:
+        pool.timeout = 0.1
+        with pytest.raises(StoreUnavailable):
+            await LedgerRecovery(settings(DISPATCHER_RUN_DIR=str(host.run_dir)), pool).run_once()
 
-    await settlement.run_once()
-
-    assert [books.status(each.email_id) for each in (unnamed, rejected)] == ["held", "failed"]
-    assert left_over(run_dir) == []
+    assert len(host.ledgers()) == 1
 
 
-async def test_recovery_of_a_locked_row_is_undone_later(
-    worker: LeaseStore, books: Books, run_dir: Path, tables_url: str
-) -> None:
-    (unnamed,) = await lease(worker, books)
-    die(run_dir, [(unnamed, unsent)])
-    await recover_all(tables_url, books)
-    pool = make_pool(tables_url, name="dispatcher relay settlement", size=1, lock_seconds=0.1)
-    await pool.open()
-    settlement = LedgerRecovery(settings(run_dir), pool)
+async def test_the_relay_settles_a_ledger_within_moments_of_a_death(host: Host) -> None:
+    async with host.recovery() as recovery:
+        running = asyncio.create_task(Periodic(recovery).run())
+        leases = await host.lease(2)
 
-    async def is_settled() -> bool:  # autovacuum may lock a table for longer than 0.1 s
-        await settlement.run_once()
-        return left_over(run_dir) == []
+        host.die((leases[0], unsent), (leases[1], answered(Accepted())))
 
-    with locked(tables_url, unnamed):
-        await settlement.run_once()
-        assert len(left_over(run_dir)) == 1
-    await until_answer(is_settled)
-
-    assert books.status(unnamed.email_id) == "pending"
-    await pool.close()
-
-
-async def test_a_ledger_waits_while_postgresql_is_unreachable(run_dir: Path) -> None:
-    die(run_dir, [])
-    pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
-    pool.timeout = 0.1
-    await pool.open()
-
-    with pytest.raises(StoreUnavailable):
-        await LedgerRecovery(settings(run_dir), pool).run_once()
-
-    assert len(left_over(run_dir)) == 1
-    await pool.close()
-
-
-async def test_the_relay_settles_a_ledger_within_moments_of_a_death(
-    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
-) -> None:
-    running = asyncio.create_task(Periodic(settlement).run())
-    leases = await lease(worker, books, 2)
-
-    die(run_dir, [(leases[0], unsent), (leases[1], answered(Accepted()))])
-
-    await until(lambda: books.statuses() == {"pending": 1, "sent": 1})
-    running.cancel()
+        await until(lambda: host.books.statuses() == {"pending": 1, "sent": 1})
+        running.cancel()

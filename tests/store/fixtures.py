@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
@@ -93,53 +93,13 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
         administration.execute(f"drop database {name} with (force)".encode())
 
 
-class Cleaner:
-    """Empties the kept database over one session for the whole run. In a new session, the same statements take five
-    times as long, because PostgreSQL reads its catalogs and plans each statement again."""
-
-    def __init__(self, database_url: str) -> None:
-        self._database_url = database_url
-        self._session: psycopg.Connection | None = None
-
-    def empty_tables(self) -> None:
-        """Deletes every row."""
-        self._execute(_EMPTY)
-
-    def end_other_sessions(self) -> None:
-        """Terminates the sessions of the test, and waits until they have ended. Otherwise, the next test would find
-        their locks and names."""
-        self._execute(f"select pg_terminate_backend(pid) {_OTHERS}")
-        wait_until(lambda: self._execute(f"select {_OTHERS}").fetchone() is None)
-
-    def _execute(self, statement: str) -> psycopg.Cursor:
-        """Executes a statement. If a test ended the session, this method opens a new session."""
-        if self._session is not None:
-            with suppress(psycopg.OperationalError):
-                return self._session.execute(statement.encode())
-            self._session.close()
-        self._session = psycopg.connect(self._database_url, autocommit=True, application_name="test cleaner")
-        return self._session.execute(statement.encode())
-
-    def close(self) -> None:
-        """Ends the session."""
-        if self._session is not None:
-            self._session.close()
-
-
-@pytest.fixture(scope="session")
-def cleaner(kept_database_url: str) -> Iterator[Cleaner]:
-    """Empties the kept database."""
-    opened = Cleaner(kept_database_url)
-    yield opened
-    opened.close()
-
-
 class KeptSession:
     """One session for all tests of the run, reset after each test. In a new session, PostgreSQL reads its catalogs and
     plans each statement again, which takes longer than most tests' own statements."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, name: str) -> None:
         self._database_url = database_url
+        self._name = name
         self._session: psycopg.Connection | None = None
 
     def open(self) -> psycopg.Connection:
@@ -149,7 +109,7 @@ class KeptSession:
                 self._session.execute("select")
                 return self._session
             self._session.close()
-        self._session = psycopg.connect(self._database_url, autocommit=True, application_name="test session")
+        self._session = psycopg.connect(self._database_url, autocommit=True, application_name=self._name)
         return self._session
 
     def reset(self) -> None:
@@ -167,12 +127,33 @@ class KeptSession:
             self._session.close()
 
 
+class Cleaner(KeptSession):
+    """Empties the kept database over one session for the whole run."""
+
+    def empty_tables(self) -> None:
+        """Deletes every row."""
+        self.open().execute(_EMPTY.encode())
+
+    def end_other_sessions(self) -> None:
+        """Terminates the sessions of the test, and waits until they have ended. Otherwise, the next test would find
+        their locks and names."""
+        session = self.open()
+        session.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
+        wait_until(lambda: session.execute(f"select {_OTHERS}".encode()).fetchone() is None)
+
+
+@pytest.fixture(scope="session")
+def cleaner(kept_database_url: str) -> Iterator[Cleaner]:
+    """Empties the kept database."""
+    with closing(Cleaner(kept_database_url, "test cleaner")) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session")
 def kept_session(kept_database_url: str) -> Iterator[KeptSession]:
     """The session of the run for the kept database."""
-    opened = KeptSession(kept_database_url)
-    yield opened
-    opened.close()
+    with closing(KeptSession(kept_database_url, "test session")) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -218,10 +199,8 @@ def books(tables_session: psycopg.Connection) -> Books:
 @pytest.fixture
 async def pool(tables_url: str) -> AsyncIterator[Pool]:
     """The session pool of the worker `worker-1`."""
-    opened = make_pool(tables_url, name="worker-1", size=2, keeps_plans=True)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with make_pool(tables_url, name="worker-1", size=2, keeps_plans=True) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from uuid import UUID
 
 from dispatcher.domain.event import EventKind, OutgoingKind
 from dispatcher.domain.failures import ItemOutcome
-from dispatcher.domain.status import FINISHED, OnUncertain, Status
+from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status
 from dispatcher.store.leases import Lease
 
 MORTUARY: Final = (Status.FAILED, Status.HELD)
+ALLOWED: Final = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
 
 
 @dataclass
@@ -87,6 +88,7 @@ class Known:
 
     def close(self, status: Status, step: int) -> None:
         """The email gets this status, and loses its lease."""
+        assert self.status is status or (self.status, status) in ALLOWED
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
@@ -102,10 +104,9 @@ class Known:
 
     def crash(self, step: int, most_crashes: int) -> None:
         """A worker died while it rendered the email."""
-        self.release(step, token_moves=True)
         self.crashes += 1
-        if self.crashes >= most_crashes:
-            self.close(Status.FAILED, step)
+        self.close(Status.FAILED if self.crashes >= most_crashes else Status.PENDING, step)
+        self.attempts, self.token = self.attempts - 1, self.token + 1
 
     @property
     def rescued_token(self) -> int | None:

@@ -9,6 +9,7 @@ end in the table. These ends are in the past and differ only by microseconds.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+import psycopg
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
@@ -35,13 +38,10 @@ from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.events import EventRow, store_events
-from dispatcher.store.failures import (
-    find_dead_lettered,
-    republish_dead_letters,
-)
+from dispatcher.store.failures import find_dead_lettered, republish_dead_letters
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.queries import ids_within
+from dispatcher.store.queries import ids_within, query
 from dispatcher.store.replays import create_replay, get_replay, replay_next
 from dispatcher.store.settlement import (
     FoundLease,
@@ -53,7 +53,6 @@ from dispatcher.store.settlement import (
 )
 from dispatcher.store.statements import fetch
 from tests.ops.decisions import decide
-from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
 from tests.store.known import Known
 from tests.store.results import RECORDABLE, result
@@ -126,6 +125,35 @@ class Loss:
     is_leased_again: bool
     next_worker: str
     is_expired_again: bool
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A named statement with one passage replaced."""
+
+    name: str
+    passage: str
+    replacement: str = ""
+
+    @property
+    def texts(self) -> tuple[bytes, bytes]:
+        """The text of the original statement, and of the mutant."""
+        text = query(self.name).decode()
+        passage = re.sub(r"^[ ]+", "", self.passage, flags=re.MULTILINE)  # `query` removes the indents
+        assert text.count(passage) == 1, f"{self.name} has {text.count(passage)} times: {passage}"
+        return text.encode(), text.replace(passage, self.replacement).encode()
+
+
+def connection_class(mutant: Mutant | None) -> type[AsyncSession]:
+    """A connection class that executes the mutant instead of the original statement. Without a mutant, the class
+    changes no statement."""
+    original, altered = mutant.texts if mutant else (b"", b"")
+
+    class Altered(psycopg.AsyncConnection[TupleRow]):
+        async def execute(self, query: Any, *arguments: Any, **options: Any) -> psycopg.AsyncCursor[TupleRow]:
+            return await super().execute(altered if query == original else query, *arguments, **options)
+
+    return Altered
 
 
 class Sessions:
@@ -808,11 +836,7 @@ class Machine(RuleBasedStateMachine):
             known.is_discarded, known.dead_letter_since = True, None
 
     @rule(
-        number=NUMBER,
-        status=STATUS,
-        is_discarded=st.booleans(),
-        is_out=st.booleans(),
-        fewer=st.sampled_from([0, 0, 1]),
+        number=NUMBER, status=STATUS, is_discarded=st.booleans(), is_out=st.booleans(), fewer=st.sampled_from([0, 0, 1])
     )
     def lose_a_dead_letter(self, number: int, status: Status, is_discarded: bool, is_out: bool, fewer: int) -> None:
         known = self._prepared(number, status)

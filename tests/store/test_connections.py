@@ -1,14 +1,20 @@
-"""Tests session settings, translated errors, and sessions on frozen, restarted or read-only servers."""
+"""Tests session settings, what a session sends, translated errors, and sessions on frozen, restarted or read-only
+servers."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dispatcher.errors import (
     DispatcherError,
@@ -19,6 +25,7 @@ from dispatcher.errors import (
     StoreUnavailable,
     ValueRefused,
 )
+from dispatcher.store.arrays import BatchDumper
 from dispatcher.store.connections import (
     PROBE_SECONDS,
     Pool,
@@ -29,40 +36,47 @@ from dispatcher.store.connections import (
     session,
     translated,
 )
+from dispatcher.store.drafts import DraftStore
+from dispatcher.store.enqueueing import draft
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.statements import fetch
 from tests.broker.proxy import Proxy
-from tests.store.books import Books
+from tests.store.books import Books, email
 from tests.waiting import DEADLINE_SECONDS, until
+
+SETTINGS = {
+    "synchronous_commit": "on",
+    "statement_timeout": "30000",
+    "lock_timeout": "10000",
+    "application_name": "some name",
+    # The server notices a vanished client.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
 
 
 async def test_a_commit_waits_for_the_disk_and_every_other_wait_has_a_timeout(tables_url: str) -> None:
-    opened = await connect_async(tables_url, name="some name")
-
-    async def show(setting: str) -> str:
-        row = await (await opened.execute("select current_setting(%s)", [setting])).fetchone()
-        assert row is not None
-        return str(row[0])
-
-    shown = {name: await show(name) for name in ("synchronous_commit", "statement_timeout", "lock_timeout")}
-    assert shown == {"synchronous_commit": "on", "statement_timeout": "30s", "lock_timeout": "10s"}
-    assert await show("application_name") == "some name"
-    assert opened.autocommit
-    await opened.close()
+    settings = "select name, setting from pg_settings where name = any(%s)"
+    async with await connect_async(tables_url, name="some name") as opened:
+        assert opened.autocommit
+        assert dict(await (await opened.execute(settings, [[*SETTINGS]])).fetchall()) == SETTINGS
+    async with make_pool(tables_url, name="some name", size=1) as pool, session(pool) as pooled:
+        assert dict(await (await pooled.execute(settings, [[*SETTINGS]])).fetchall()) == SETTINGS
 
 
 async def test_a_plan_made_for_few_emails_does_not_scan_the_table(tables_url: str, books: Books) -> None:
     """PostgreSQL would keep a plan with a table scan even while the table grows to a million emails."""
     (email_id, *_) = books.enqueue(20)
-    opened = await connect_async(tables_url, name="some name")
-    await opened.execute("analyze email_log")
-    cursor = await opened.execute(
-        "explain select from unnest(%(ids)s::uuid[]) as w (id) join email_log on email_id = w.id"
-        " and email_id between %(id)s and %(id)s",
-        {"ids": [email_id], "id": email_id},
-    )
-    plan = "\n".join(row[0] for row in await cursor.fetchall())
-    await opened.close()
+    async with await connect_async(tables_url, name="some name") as opened:
+        await opened.execute("analyze email_log")
+        cursor = await opened.execute(
+            "explain select from unnest(%(ids)s::uuid[]) as w (id) join email_log on email_id = w.id"
+            " and email_id between %(id)s and %(id)s",
+            {"ids": [email_id], "id": email_id},
+        )
+        plan = "\n".join(row[0] for row in await cursor.fetchall())
 
     assert "Seq Scan on email_log" not in plan
 
@@ -71,9 +85,8 @@ async def test_text_arrives_unchanged_whatever_encoding_the_environment_sets(
     tables_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
-    opened = await connect_async(tables_url, name="some name")
-    (row,) = await (await opened.execute("select %s::text[], %s::text", [["é", "日本"], "日本"])).fetchall()
-    await opened.close()
+    async with await connect_async(tables_url, name="some name") as opened:
+        (row,) = await (await opened.execute("select %s::text[], %s::text", [["é", "日本"], "日本"])).fetchall()
     with connected(tables_url) as simple:
         (plain,) = simple.execute("select %s::text", ["日本"]).fetchall()
 
@@ -81,56 +94,35 @@ async def test_text_arrives_unchanged_whatever_encoding_the_environment_sets(
     assert plain == ("日本",)
 
 
-async def test_the_server_is_set_to_notice_a_vanished_client(tables_url: str, pool: Pool) -> None:
-    async with session(pool) as opened:
-        rows = await (
-            await opened.execute("select name, setting::integer from pg_settings where name like 'tcp\\_%'")
-        ).fetchall()
-
-    assert dict(rows) == {
-        "tcp_keepalives_idle": 5,
-        "tcp_keepalives_interval": 3,
-        "tcp_keepalives_count": 3,
-        "tcp_user_timeout": 15_000,
-    }
+UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
-def test_a_refused_connection_is_store_unavailable() -> None:
-    with pytest.raises(StoreUnavailable, match="not available"), connected("postgresql://nobody@127.0.0.1:1/nothing"):
+def with_wrong_password(url: str) -> str:
+    return url.replace(":", ":wrong", 2).replace(":wrong", ":", 1)
+
+
+def test_a_refused_connection_or_password_is_store_unavailable_and_the_password_is_not_repeated(
+    tables_url: str,
+) -> None:
+    with pytest.raises(StoreUnavailable, match="not available"), connected(UNREACHABLE):
         pass
-
-
-def test_a_wrong_password_is_store_unavailable_and_is_not_repeated(tables_url: str) -> None:
-    url = tables_url.replace(":", ":wrong", 2).replace(":wrong", ":", 1)
-
-    with pytest.raises(StoreUnavailable) as told, connected(url):
+    with pytest.raises(StoreUnavailable) as told, connected(with_wrong_password(tables_url)):
         pass
 
     assert "wrong" not in str(told.value)
 
 
-async def test_a_pool_with_an_unreachable_server_raises_in_time() -> None:
-    pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
-    pool.timeout = 0.2
-    await pool.open()
-
-    with pytest.raises(StoreUnavailable):
-        async with session(pool):
-            pass
-
-    await pool.close()
-
-
-async def test_a_pool_whose_login_is_refused_raises_the_cause_and_a_remedy(tables_url: str) -> None:
-    pool = make_pool(tables_url.replace(":", ":wrong", 2).replace(":wrong", ":", 1), name="x", size=1)
-    pool.timeout = 1
-    await pool.open()
-
-    with pytest.raises(StoreRefused, match=r"password authentication failed.*Correct the user and password"):
-        async with session(pool):
-            pass
-
-    await pool.close()
+async def test_a_pool_that_cannot_connect_raises_the_cause_in_time(tables_url: str) -> None:
+    refusal = r"password authentication failed.*Correct the user and password"
+    for url, seconds, fault, words in (
+        (UNREACHABLE, 0.2, StoreUnavailable, "not available"),
+        (with_wrong_password(tables_url), 1, StoreRefused, refusal),
+    ):
+        async with make_pool(url, name="x", size=1) as pool:
+            pool.timeout = seconds
+            with pytest.raises(fault, match=words):
+                async with session(pool):
+                    pass
 
 
 @pytest.mark.parametrize(
@@ -288,26 +280,20 @@ async def test_a_frozen_server_is_given_up_once_for_all_sessions_of_a_pool(table
 
 
 async def test_a_slow_statement_continues_while_the_server_answers_probes(tables_url: str) -> None:
-    opened = await connect_async(tables_url, name="patient")
-    assert isinstance(opened, TimedSession)
-    opened.probe_seconds = 0.1
+    async with await connect_async(tables_url, name="patient") as opened:
+        assert isinstance(opened, TimedSession)
+        opened.probe_seconds = 0.1
 
-    await opened.execute("select pg_sleep(0.5)")
-
-    await opened.close()
+        await opened.execute("select pg_sleep(0.5)")
 
 
 async def test_with_several_hosts_in_the_url_the_one_that_answers_is_used(tables_url: str) -> None:
     place = urlsplit(tables_url).netloc.rpartition("@")[2]
     several = f"{tables_url.replace(place, f'127.0.0.1:1,{place}')}?target_session_attrs=read-write"
-    pool = make_pool(several, name="several", size=1)
-    await pool.open()
-    async with session(pool) as pooled:
+    async with make_pool(several, name="several", size=1) as pool, session(pool) as pooled:
         await pooled.execute("select 1")
-    await pool.close()
-    single = await connect_async(several, name="several")
-    await single.execute("select 1")
-    await single.close()
+    async with await connect_async(several, name="several") as single:
+        await single.execute("select 1")
     with connected(several) as simple:
         simple.execute("select 1")
 
@@ -383,3 +369,77 @@ async def take_steps(count: int) -> None:
     """Lets the event loop run `count` steps."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+AN_ID = uuid4()
+AN_INSTANT = datetime(2026, 5, 4, 3, 2, 1, 987654, UTC)
+
+
+@pytest.fixture
+def connection(tables_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection that uses `BatchDumper`."""
+    with psycopg.connect(tables_url, autocommit=True) as opened:
+        opened.adapters.register_dumper(list, BatchDumper)
+        yield opened
+
+
+def round_trip(connection: psycopg.Connection[Any], items: list[Any], kind: str) -> Any:
+    """Sends a list to PostgreSQL; returns the list that PostgreSQL sends back."""
+    (row,) = connection.execute(f"select %s::{kind}", [items]).fetchall()
+    return row[0]
+
+
+LISTS: list[tuple[list[Any], str]] = [
+    ([AN_ID, None, uuid4()], "uuid[]"),
+    ([1, -(2**62), None], "bigint[]"),
+    ([1.5, 1e-300, float("inf"), None, 0.1 + 0.2], "double precision[]"),
+    ([AN_INSTANT, None], "timestamptz[]"),
+    (["NULL", None, "", "{}", 'a"b', "a\\b", "a,b", " \n\t", "ä🎉"], "text[]"),
+    ([None, None], "text[]"),
+    ([], "text[]"),
+    ([b"\x00\xff", None], "bytea[]"),
+    ([True, False], "boolean[]"),
+    ([["a", "b"], ["c", "d"]], "text[]"),
+]
+
+
+def test_every_kind_of_list_survives_a_round_trip(connection: psycopg.Connection[Any]) -> None:
+    for items, kind in LISTS:
+        assert round_trip(connection, items, kind) == items
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(items=st.lists(st.none() | TEXTS, max_size=8))
+def test_every_text_survives_a_round_trip(connection: psycopg.Connection[Any], items: list[str | None]) -> None:
+    assert round_trip(connection, items, "text[]") == items
+
+
+def test_a_nul_is_refused_and_does_not_truncate_the_text(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(ValueRefused), translated():
+        round_trip(connection, ["a\0b"], "text[]")
+
+
+def test_psycopg_dumps_a_list_of_mixed_types(connection: psycopg.Connection[Any]) -> None:
+    with pytest.raises(psycopg.DataError, match="mixed"):
+        round_trip(connection, ["a", 1], "text[]")
+
+
+TEMPLATE = {"template_id": "t-1", "text": None, "subject": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "closed"),
+    [
+        ({"text": "x" * 50_000}, 0),
+        ({"text": "é" * 50_000}, 1),
+        ({**TEMPLATE, "template_data": {"items": "x" * 200_000}}, 1),
+    ],
+    ids=("small", "other characters", "template data"),
+)
+async def test_a_session_is_closed_after_a_large_statement(pool: Pool, fields: dict[str, Any], closed: int) -> None:
+    store = DraftStore(pool, publish_in_seconds=0.0)
+
+    await store.insert(draft([email(f"key-{number}", **fields) for number in range(25)]))
+
+    assert pool.get_stats().get("returns_bad", 0) == closed

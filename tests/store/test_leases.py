@@ -21,7 +21,7 @@ from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until
 
-EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+EXPIRED, FAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 
 
 def about(seconds: float) -> Any:
@@ -103,58 +103,40 @@ def stored(files: Iterable[Attachment]) -> tuple[OutgoingAttachment, ...]:
 
 
 async def test_attachments_stay_with_their_email_and_in_order(store: LeaseStore, books: Books) -> None:
-    wanted = {}
     for number in range(3):
         files = tuple(Attachment(f"{number}-{file}.bin", "a/b", bytes([number, file])) for file in range(12))
-        wanted[books.enqueue_one(attachments=files)] = stored(files)
-
-    found = {email_id: await store.read_content(email_id) for email_id in wanted}
-
-    assert {email_id: email and email.attachments for email_id, email in found.items()} == wanted
+        email = await store.read_content(books.enqueue_one(attachments=files))
+        assert email is not None
+        assert email.attachments == stored(files)
 
 
 async def test_a_leased_row_has_its_owner_and_its_end_and_is_not_due(store: LeaseStore, books: Books) -> None:
-    lease = await lease_one(store, books)
+    new, published = books.enqueue(2)
+    books.change(published, published_at=EXPIRED)
 
-    row = books.row(lease.email_id)
+    await store.lease(books.keys([new, published]), 60)
+
+    row = books.row(new)
     (now,) = books.select("select clock_timestamp() as instant")
     assert (row["status"], row["locked_by"], row["attempt_count"], row["lease_token"]) == ("sending", "worker-1", 1, 1)
     assert timedelta(seconds=50) < row["locked_until"] - now["instant"] <= timedelta(seconds=60)
     assert row["publish_due_at"] is None
     assert row["published_at"] is not None
-
-
-async def test_the_first_publication_time_is_kept(store: LeaseStore, books: Books) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, published_at=EXPIRED)
-
-    await store.lease(books.keys([email_id]), 60)
-
-    assert books.row(email_id)["published_at"] == EXPIRED
-
-
-@pytest.mark.parametrize("status", sorted(set(Status) - {Status.PENDING}))
-async def test_only_pending_emails_are_leased_whatever_lock_the_row_has(
-    store: LeaseStore, books: Books, status: Status
-) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, status=status, locked_until=EXPIRED)
-    before = books.row(email_id)
-
-    assert await store.lease(books.keys([email_id]), 60) == []
-
-    assert books.row(email_id) == before
+    assert books.row(published)["published_at"] == EXPIRED, "the first publication time is kept"
 
 
 async def test_a_wrong_key_or_an_unknown_id_is_left_out_and_the_others_are_leased(
     store: LeaseStore, books: Books
 ) -> None:
-    right, wrong = books.enqueue(2)
+    right, wrong, empty = books.enqueue(3)
     unknown, foreign = new_email_id(), uuid4()
+    books.connection.execute("delete from email_content where email_id = %s", [empty])
 
-    leases = await store.lease({right: books.key(right), wrong: books.key(right), unknown: "key", foreign: "key"}, 60)
+    keys = {**books.keys([right, empty]), wrong: books.key(right), unknown: "key", foreign: "key"}
+    leases = await store.lease(keys, 60)
 
-    assert [lease.email_id for lease in leases] == [right]
+    # An email whose content was deleted is leased without it.
+    assert {lease.email_id: lease.email is not None for lease in leases} == {right: True, empty: False}
     assert books.status(wrong) == "pending"
     standing = await store.find_unleased([right, wrong, unknown, foreign])
     assert set(standing) == {right, wrong}
@@ -163,7 +145,7 @@ async def test_a_wrong_key_or_an_unknown_id_is_left_out_and_the_others_are_lease
 async def test_two_racing_workers_never_lease_the_same_email(
     store: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:
-    keys = books.keys(books.enqueue(200))
+    keys = books.keys(books.enqueue(512))
 
     answers = await asyncio.gather(*[each.lease(keys, 60) for each in (store, other_store) for _ in range(3)])
 
@@ -186,40 +168,19 @@ async def test_a_lease_waits_for_a_locked_row_and_then_reads_its_new_state(
     assert [lease.email_id for lease in await leasing] == [free]
 
 
-async def test_each_lease_raises_the_token_and_the_attempt_count(store: LeaseStore, books: Books) -> None:
-    lease = await lease_one(store, books, on_uncertain="resend")
-    keys = books.keys([lease.email_id])
-    await store.record([result(lease, Status.PENDING)])
-
-    (second,) = await store.lease(keys, 60)
-    await store.release({second.email_id: second.token})
-    (third,) = await store.lease(keys, 60)
-
-    assert (second.token, second.attempt_number) == (2, 2)
-    assert (third.token, third.attempt_number) == (3, 2)
-
-
-async def test_a_lease_of_an_email_with_deleted_content_has_no_email(store: LeaseStore, books: Books) -> None:
-    email_id, neighbour = books.enqueue(2)
-    books.connection.execute("delete from email_content where email_id = %s", [email_id])
-
-    leases = {lease.email_id: lease for lease in await store.lease(books.keys([email_id, neighbour]), 60)}
-
-    assert leases[email_id].email is None
-    assert leases[neighbour].email is not None
-
-
 async def test_renew_extends_our_leases_and_leaves_out_lost_ones(store: LeaseStore, books: Books) -> None:
-    keys = books.keys(books.enqueue(4))
-    ours, lost, done, expired = await store.lease(keys, 1)
+    keys = books.keys(books.enqueue(5))
+    ours, lost, done, expired, far = await store.lease(keys, 1)
     books.change(lost.email_id, lease_token=lost.token + 1)
     await store.record([result(done, Status.SENT)])
     books.change(expired.email_id, locked_until=EXPIRED)
+    books.change(far.email_id, locked_until=FAR)  # the clock was set back since
     before = {email_id: books.row(email_id) for email_id in keys}
 
-    renewed = await store.renew({lease.email_id: lease.token for lease in (ours, lost, done, expired)}, 600)
+    renewed = await store.renew({lease.email_id: lease.token for lease in (ours, lost, done, expired, far)}, 600)
 
-    assert renewed == {ours.email_id, expired.email_id}
+    assert renewed == {ours.email_id, expired.email_id, far.email_id}
+    assert books.row(far.email_id)["locked_until"] > FAR
     for email_id in renewed:
         assert books.row(email_id)["locked_until"] > before[ours.email_id]["locked_until"] + timedelta(seconds=500)
     for lease in (lost, done):
@@ -229,39 +190,21 @@ async def test_renew_extends_our_leases_and_leaves_out_lost_ones(store: LeaseSto
 async def test_release_returns_our_leases_with_the_attempt_and_makes_the_emails_due(
     store: LeaseStore, books: Books
 ) -> None:
-    ours, lost, done = await store.lease(books.keys(books.enqueue(3)), 60)
+    ours, later, lost, done = await store.lease(books.keys(books.enqueue(4)), 60)
     books.change(lost.email_id, lease_token=lost.token + 1)
     await store.record([result(done, Status.FAILED)])
     before = {lease.email_id: books.row(lease.email_id) for lease in (lost, done)}
+    (now,) = books.select("select clock_timestamp() as instant")
 
-    released = await store.release({lease.email_id: lease.token for lease in (ours, lost, done)})
+    tokens = {lease.email_id: lease.token for lease in (ours, later, lost, done)}
+    assert await store.release(tokens, {later.email_id: 60.0}) == {ours.email_id, later.email_id}
 
-    assert released == {ours.email_id}
-    row = books.row(ours.email_id)
-    assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
-    assert row["publish_due_at"] is not None
+    for lease, seconds in ((ours, 0), (later, 60)):
+        row = books.row(lease.email_id)
+        assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
+        assert (row["publish_due_at"] - now["instant"]).total_seconds() == about(seconds)
     assert {lease.email_id: books.row(lease.email_id) for lease in (lost, done)} == before
-
-
-async def test_a_released_email_may_become_due_later(store: LeaseStore, books: Books) -> None:
-    now, later = await store.lease(books.keys(books.enqueue(2)), 60)
-
-    await store.release({lease.email_id: lease.token for lease in (now, later)}, {later.email_id: 60.0})
-
-    due = (
-        "select email_id from email_log where publish_due_at between clock_timestamp() + %s and clock_timestamp() + %s"
-    )
-    seconds = [timedelta(seconds=each) for each in (-30, 0, 30, 60)]
-    assert [row["email_id"] for row in books.select(due, *seconds[:2])] == [now.email_id]
-    assert [row["email_id"] for row in books.select(due, *seconds[2:])] == [later.email_id]
-
-
-async def test_a_released_email_can_be_leased_at_once(store: LeaseStore, other_store: LeaseStore, books: Books) -> None:
-    lease = await lease_one(store, books)
-    await store.release({lease.email_id: lease.token})
-
-    (again,) = await other_store.lease(books.keys([lease.email_id]), 60)
-
+    (again,) = await store.lease(books.keys([ours.email_id]), 60)
     assert (again.token, again.attempt_number) == (2, 1)
 
 
@@ -281,15 +224,6 @@ async def test_a_lease_whose_answer_was_lost_is_returned_if_it_is_still_ours(
     assert {email_id: books.row(email_id) for email_id in before} == before
     (again,) = await store.lease(books.keys([ours]), 60)
     assert (again.token, again.attempt_number) == (2, 1)
-
-
-async def test_a_window_of_five_hundred_is_leased_in_one_statement(pool: Pool, store: LeaseStore, books: Books) -> None:
-    keys = books.keys(books.enqueue(512))
-
-    leases = await store.lease(keys, 60)
-
-    assert {lease.email_id for lease in leases} == set(keys)
-    assert len({row["locked_by"] for row in books.rows()}) == 1
 
 
 async def test_an_expired_email_is_not_leased_and_its_message_is_settled(store: LeaseStore, books: Books) -> None:
@@ -345,26 +279,33 @@ async def date_of(store: LeaseStore, books: Books, email_id: UUID) -> datetime:
     return lease.email.created_at
 
 
-@pytest.mark.parametrize("age", [timedelta(hours=1), timedelta(days=8)], ids=["an hour", "eight days"])
+HOUR, DAYS = timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("due", "leased", "is_uncertain", "keeps_date"),
+    [
+        pytest.param(HOUR, None, False, True, id="due for an hour"),
+        pytest.param(8 * DAYS, None, False, False, id="due for days: the date of the sending"),
+        pytest.param(5 * HOUR, 5 * HOUR, False, False, id="after an attempt that surely failed: of the next sending"),
+        pytest.param(0 * HOUR, 3 * DAYS, True, True, id="a replay after an uncertain attempt: its own"),
+    ],
+)
 async def test_the_date_is_that_of_the_sending_if_the_email_could_be_sent_hours_before(
-    store: LeaseStore, books: Books, age: timedelta
+    store: LeaseStore, books: Books, due: timedelta, leased: timedelta | None, is_uncertain: bool, keeps_date: bool
 ) -> None:
     email_id = books.enqueue_one()
-    due_since = datetime.now(UTC) - age
-    books.change(email_id, due_since=due_since)
-    began_at = datetime.now(UTC) - timedelta(seconds=1)
+    now = datetime.now(UTC)
+    books.change(email_id, due_since=now - due, leased_at=leased and now - leased, was_uncertain=is_uncertain)
 
-    (lease,) = await store.lease(books.keys([email_id]), 60)
+    date = await date_of(store, books, email_id)
 
-    assert lease.email is not None
-    assert lease.due_since == due_since, "the measured delay includes the pause"
-    if age > timedelta(hours=2):
-        assert lease.email.created_at >= began_at
-    else:
-        assert lease.email.created_at == due_since
+    assert date == now - due if keeps_date else date >= now - timedelta(seconds=1)
+    assert books.row(email_id)["leased_at"] >= now - timedelta(seconds=1)
+    assert books.row(email_id)["due_since"] == now - due, "the measured delay includes the pause"
 
 
-@pytest.mark.parametrize("age", [timedelta(hours=1), timedelta(days=8)], ids=["an hour", "eight days"])
+@pytest.mark.parametrize("age", [HOUR, 8 * DAYS], ids=["an hour", "eight days"])
 async def test_after_an_uncertain_attempt_the_date_is_the_same_days_later(
     store: LeaseStore, books: Books, age: timedelta
 ) -> None:
@@ -373,33 +314,10 @@ async def test_after_an_uncertain_attempt_the_date_is_the_same_days_later(
     first = await date_of(store, books, email_id)
     books.change(email_id, was_uncertain=True)
     # Three days pass: the row is three days older.
-    row, days = books.row(email_id), timedelta(days=3)
+    row, days = books.row(email_id), 3 * DAYS
     books.change(email_id, due_since=row["due_since"] - days, leased_at=row["leased_at"] - days)
 
     assert [await date_of(store, books, email_id) for _ in range(3)] == [first - days] * 3
-
-
-async def test_after_an_attempt_that_surely_failed_the_date_is_that_of_the_next_sending(
-    store: LeaseStore, books: Books
-) -> None:
-    email_id = books.enqueue_one()
-    first = await date_of(store, books, email_id)
-    books.change(email_id, due_since=first - timedelta(hours=5), leased_at=first - timedelta(hours=5))
-
-    second = await date_of(store, books, email_id)
-
-    assert first < second
-
-
-async def test_a_replay_has_its_own_date_even_if_an_earlier_attempt_was_uncertain(
-    store: LeaseStore, books: Books
-) -> None:
-    email_id = books.enqueue_one()
-    now = datetime.now(UTC)
-    books.change(email_id, was_uncertain=True, leased_at=now - timedelta(days=3), due_since=now)
-
-    assert await date_of(store, books, email_id) == now
-    assert books.row(email_id)["leased_at"] >= now
 
 
 async def test_a_lease_has_the_limits_of_its_row_or_else_of_the_host(pool: Pool, books: Books) -> None:

@@ -14,20 +14,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from dispatcher.domain.status import Status
-from tests.store.altered import Mutant
 from tests.store.books import Books
-from tests.store.machine import Machine, Sessions
+from tests.store.machine import Machine, Mutant, Sessions
 
-_OURS: Final = "(e.email_id, e.lease_token, e.status) in (\n                select w.email_id, w.lease_token, 'sending'"
-_BY_ANY_TOKEN: Final = "(e.email_id, e.status) in (\n                select w.email_id, 'sending'"
-_WHATEVER_ITS_STATUS: Final = "(e.email_id, e.lease_token) in (\n                select w.email_id, w.lease_token"
+_OURS: Final = "(e.email_id, e.lease_token, e.status) in (\nselect w.email_id, w.lease_token, 'sending'"
+_BY_ANY_TOKEN: Final = "(e.email_id, e.status) in (\nselect w.email_id, 'sending'"
+_WHATEVER_ITS_STATUS: Final = "(e.email_id, e.lease_token) in (\nselect w.email_id, w.lease_token"
 _SEEN: Final = (
-    "(email_id, lease_token, locked_until, status) in (\n"
-    "                select w.email_id, w.lease_token, w.expired_at, 'sending'"
+    "(email_id, lease_token, locked_until, status) in (\nselect w.email_id, w.lease_token, w.expired_at, 'sending'"
 )
 _EXPIRED: Final = (
     "(e.email_id, e.lease_token, e.locked_until, e.status) in (\n"
-    "            select w.email_id, w.lease_token, w.expired_at, 'sending'"
+    "select w.email_id, w.lease_token, w.expired_at, 'sending'"
 )
 
 MUTANTS: Final = {
@@ -36,49 +34,41 @@ MUTANTS: Final = {
     "lease_of_an_expired_email": Mutant("lease", "e.status = 'pending'\n", "e.status in ('pending', 'sending')\n"),
     "lease_with_the_same_token": Mutant("lease", "e.lease_token + 1", "e.lease_token"),
     "lease_that_keeps_the_due_mark": Mutant("lease", "publish_due_at = null", "publish_due_at = e.publish_due_at"),
-    "state_with_another_workers_lease": Mutant("find_unleased", " and locked_by = %(worker)s", " and %(worker)s <> ''"),
+    "state_with_another_workers_lease": Mutant("find_unleased", "and locked_by = %(worker)s", "and %(worker)s <> ''"),
     "lease_of_a_cancelled_email": Mutant("lease", "e.status = 'pending'\n", "e.status in ('pending', 'cancelled')\n"),
-    "lease_after_the_expiry": Mutant(
-        "lease", "        and (e.expires_at is null or e.expires_at > clock_timestamp())\n"
-    ),
+    "lease_after_the_expiry": Mutant("lease", "and (e.expires_at is null or e.expires_at > clock_timestamp())\n"),
     "cancel_of_a_leased_email": Mutant(
         "cancel_emails", "status in ('pending', 'waiting')\n", "status in ('pending', 'waiting', 'sending')\n"
     ),
     "cancel_of_a_dead_email": Mutant(
         "cancel_emails", "status in ('pending', 'waiting')\n", "status in ('pending', 'waiting', 'held', 'failed')\n"
     ),
-    "cancel_of_a_proven_email": Mutant("cancel_emails", "            and proven_by is null\n"),
-    "cancel_that_keeps_the_due_mark": Mutant(
-        "cancel_emails", "        publish_due_at = null,\n        dead_letter", "        dead_letter"
-    ),
+    "cancel_of_a_proven_email": Mutant("cancel_emails", "and proven_by is null\n"),
+    "cancel_that_keeps_the_due_mark": Mutant("cancel_emails", "publish_due_at = null,\ndead_letter", "dead_letter"),
     "reschedule_of_a_leased_email": Mutant(
         "reschedule_emails", "status in ('pending', 'waiting')\n", "status in ('pending', 'waiting', 'sending')\n"
     ),
-    "reschedule_of_a_proven_email": Mutant("reschedule_emails", "            and proven_by is null\n"),
+    "reschedule_of_a_proven_email": Mutant("reschedule_emails", "and proven_by is null\n"),
     "reschedule_beyond_the_expiry": Mutant(
         "reschedule_emails", "where is_unsent and not expires_first", "where is_unsent"
     ),
     "reschedule_that_keeps_the_due_mark": Mutant(
-        "reschedule_emails",
-        "        published_at = null,\n        publish_due_at = null\n",
-        "        published_at = null\n",
+        "reschedule_emails", "published_at = null,\npublish_due_at = null\n", "published_at = null\n"
     ),
     "wake_that_is_not_due": Mutant("wake", "publish_due_at = clock_timestamp()", "publish_due_at = null"),
-    "expiry_that_keeps_the_due_mark": Mutant("cancel_expired", "        publish_due_at = null,\n"),
-    "replay_after_the_expiry": Mutant("replay_next", "            when s.is_expired then 'expired'\n"),
+    "expiry_that_keeps_the_due_mark": Mutant("cancel_expired", "publish_due_at = null,\n"),
+    "replay_after_the_expiry": Mutant("replay_next", "when s.is_expired then 'expired'\n"),
     "settlement_that_leaves_cancelled_emails": Mutant("find_proven", "'held', 'cancelled'", "'held'"),
-    "lease_of_a_proven_email": Mutant("lease", "        and e.proven_by is null\n"),
-    "record_that_retries_a_proven_email": Mutant(
-        "record", "\n        and (r.status <> 'sending' or e.proven_by is null)"
-    ),
+    "lease_of_a_proven_email": Mutant("lease", "and e.proven_by is null\n"),
+    "record_that_retries_a_proven_email": Mutant("record", "\nand (r.status <> 'sending' or e.proven_by is null)"),
     "event_that_marks_a_sent_email": Mutant("store_events", "e.status <> 'sent' and ", ""),
     "event_that_marks_no_email": Mutant("store_events", "e.status <> 'sent' and ", "false and "),
     "settlement_of_a_dropped_email_as_sent": Mutant("settle_proven", "not v.has_left and ", "false and "),
     "settlement_of_a_delivered_email_as_dropped": Mutant("settle_proven", "not v.has_left and ", ""),
     "settlement_that_keeps_the_dead_letter": Mutant(
         "settle_proven",
-        "when not j.is_dropped then null\n            when j.previous_status = 'held' and",
-        "when not j.is_dropped then e.dead_letter_due_at\n            when j.previous_status = 'held' and",
+        "when not j.is_dropped then null\nwhen j.previous_status = 'held' and",
+        "when not j.is_dropped then e.dead_letter_due_at\nwhen j.previous_status = 'held' and",
     ),
     "renewal_with_any_token": Mutant("renew", _OURS, _BY_ANY_TOKEN),
     "renewal_of_a_released_email": Mutant("renew", _OURS, _WHATEVER_ITS_STATUS),
@@ -86,7 +76,7 @@ MUTANTS: Final = {
     "renewal_that_shortens_a_lease": Mutant("renew", "greatest(", "least("),
     "renewal_that_keeps_the_end": Mutant("renew", "e.locked_until + interval '1 microsecond'", "e.locked_until"),
     "release_with_any_token": Mutant("release", "e.lease_token = w.lease_token and ", ""),
-    "release_twice": Mutant("release", " and e.status = 'sending') is true", ") is true"),
+    "release_twice": Mutant("release", "and e.status = 'sending') is true", ") is true"),
     "release_that_counts_the_attempt": Mutant("release", "e.attempt_count - 1", "e.attempt_count"),
     "record_with_any_token": Mutant(
         "record", "(e.status = 'sending' and e.lease_token = r.lease_token)", "(e.status = 'sending')"
@@ -98,12 +88,12 @@ MUTANTS: Final = {
     "record_that_counts_evidence_twice": Mutant(
         "record", "(r.status = 'sent' and e.status <> 'sent')", "r.status = 'sent'"
     ),
-    "acceptance_that_counts_evidence_twice": Mutant("record_accepted", "\n        and (status <> 'sent') is true"),
-    "acceptance_that_keeps_the_due_mark": Mutant("record_accepted", "        publish_due_at = null,\n"),
+    "acceptance_that_counts_evidence_twice": Mutant("record_accepted", "\nand (status <> 'sent') is true"),
+    "acceptance_that_keeps_the_due_mark": Mutant("record_accepted", "publish_due_at = null,\n"),
     "acceptance_that_keeps_the_dead_letter": Mutant(
-        "record_accepted", "publish_due_at = null,\n        dead_letter_due_at = null\n", "publish_due_at = null\n"
+        "record_accepted", "publish_due_at = null,\ndead_letter_due_at = null\n", "publish_due_at = null\n"
     ),
-    "acceptance_that_keeps_the_lease": Mutant("record_accepted", "        locked_by = null,\n"),
+    "acceptance_that_keeps_the_lease": Mutant("record_accepted", "locked_by = null,\n"),
     "acceptance_with_the_number_of_a_later_attempt": Mutant(
         "record_accepted",
         "attempt_count = (%(attempt_numbers)s::integer[])[width_bucket(email_id, %(email_ids)b::uuid[])]",
@@ -117,9 +107,9 @@ MUTANTS: Final = {
         "record", "e.lease_token = r.lease_token and e.locked_until = r.expired_at", "e.lease_token = r.lease_token"
     ),
     "record_for_another_worker_that_stores_a_lost_attempt": Mutant(
-        "record", "where expired_at is null\n        or email_id in (select email_id from closed)", ""
+        "record", "where expired_at is null\nor email_id in (select email_id from closed)", ""
     ),
-    "record_that_confirms_no_recovery": Mutant("record", "        rescued_token = null,\n"),
+    "record_that_confirms_no_recovery": Mutant("record", "rescued_token = null,\n"),
     "record_after_a_recovery_that_loses_doubt": Mutant(
         "record", "when r.outcome = 'uncertain' then 'held'", "when false then 'held'"
     ),
@@ -128,30 +118,26 @@ MUTANTS: Final = {
     ),
     "revert_with_any_token": Mutant(
         "revert_recovery",
-        "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
-        "(e.email_id, e.status) in (\n                select w.email_id, 'held'",
+        "(e.email_id, e.rescued_token, e.status) in (\nselect w.email_id, w.lease_token, 'held'",
+        "(e.email_id, e.status) in (\nselect w.email_id, 'held'",
     ),
     "revert_of_an_email_that_is_not_held": Mutant(
         "revert_recovery",
-        "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
-        "(e.email_id, e.rescued_token) in (\n                select w.email_id, w.lease_token",
+        "(e.email_id, e.rescued_token, e.status) in (\nselect w.email_id, w.lease_token, 'held'",
+        "(e.email_id, e.rescued_token) in (\nselect w.email_id, w.lease_token",
     ),
     "revert_that_loses_doubt": Mutant("revert_recovery", "e.rescued_in_doubt", "false"),
     "revert_of_a_discarded_email": Mutant("revert_recovery", "and e.dead_letter_discarded_at is null", ""),
     "record_after_a_recovery_of_a_discarded_email": Mutant("record", "and e.dead_letter_discarded_at is null", ""),
     "revert_that_counts_the_attempt": Mutant("revert_recovery", "e.attempt_base + 1", "e.attempt_base"),
-    "state_with_another_workers_recovery": Mutant("find_unleased", " and rescued_from = %(worker)s"),
+    "state_with_another_workers_recovery": Mutant("find_unleased", "and rescued_from = %(worker)s"),
     "record_that_loses_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant(
-        "record",
-        "r.status in ('failed', 'held') then clock_timestamp()",
-        "r.status = 'failed' then clock_timestamp()",
+        "record", "r.status in ('failed', 'held') then clock_timestamp()", "r.status = 'failed' then clock_timestamp()"
     ),
-    "record_with_a_dead_letter_of_a_suppressed_email": Mutant(
-        "record", "            when r.error_type = 'suppressed' then null\n"
-    ),
+    "record_with_a_dead_letter_of_a_suppressed_email": Mutant("record", "when r.error_type = 'suppressed' then null\n"),
     "dead_letter_of_a_suppressed_email_is_missed": Mutant(
-        "find_dead_lettered", "    and error_type is distinct from 'suppressed'\n"
+        "find_dead_lettered", "and error_type is distinct from 'suppressed'\n"
     ),
     "published_with_another_due_mark": Mutant(
         "mark_published",
@@ -165,14 +151,10 @@ MUTANTS: Final = {
         "(email_id) in (select t.email_id",
     ),
     "recovery_with_any_token": Mutant(
-        "recover_expired",
-        _SEEN,
-        "(email_id, locked_until, status) in (\n                select w.email_id, w.expired_at, 'sending'",
+        "recover_expired", _SEEN, "(email_id, locked_until, status) in (\nselect w.email_id, w.expired_at, 'sending'"
     ),
     "recovery_of_a_renewed_lease": Mutant(
-        "recover_expired",
-        _SEEN,
-        "(email_id, lease_token, status) in (\n                select w.email_id, w.lease_token, 'sending'",
+        "recover_expired", _SEEN, "(email_id, lease_token, status) in (\nselect w.email_id, w.lease_token, 'sending'"
     ),
     "recovery_of_a_lease_that_has_not_expired": Mutant(
         "recover_expired", "locked_until < now()", "now() < now() + interval '1 s'"
@@ -195,20 +177,20 @@ MUTANTS: Final = {
     "recovery_against_the_emails_policy": Mutant(
         "recover_expired", "coalesce(on_uncertain, %(on_uncertain)s)", "%(on_uncertain)s"
     ),
-    "recovery_that_loses_doubt": Mutant("recover_expired", "        was_uncertain = true,\n"),
+    "recovery_that_loses_doubt": Mutant("recover_expired", "was_uncertain = true,\n"),
     "lease_found_expired_before_its_end": Mutant("find_expiring", "locked_until < clock_timestamp(),", "true,"),
     "lease_found_expiring_at_any_time": Mutant("find_expiring", "%(within_seconds)s *", "(1e9 + %(within_seconds)s) *"),
     "expired_lease_released_with_any_token": Mutant(
         "release_found",
         _EXPIRED,
-        "(e.email_id, e.locked_until, e.status) in (\n            select w.email_id, w.expired_at, 'sending'",
+        "(e.email_id, e.locked_until, e.status) in (\nselect w.email_id, w.expired_at, 'sending'",
     ),
     "expired_lease_released_with_any_end": Mutant("release_found", _EXPIRED, _OURS),
     "expired_lease_released_with_the_same_token": Mutant("release_found", "e.lease_token + 1", "e.lease_token"),
     "crash_with_any_token": Mutant(
         "note_crashes",
-        "(email_id, lease_token, status, locked_by) in (\n                select w.email_id, w.lease_token,",
-        "(email_id, status, locked_by) in (\n                select w.email_id,",
+        "(email_id, lease_token, status, locked_by) in (\nselect w.email_id, w.lease_token,",
+        "(email_id, status, locked_by) in (\nselect w.email_id,",
     ),
     "crash_of_another_worker": Mutant("note_crashes", "'sending', %(worker)s::text", "'sending', locked_by"),
     "crash_with_the_same_token": Mutant("note_crashes", "e.lease_token + 1", "e.lease_token"),
@@ -228,20 +210,18 @@ MUTANTS: Final = {
     "replay_of_a_failed_uncertain_email": Mutant(
         "replay_next", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
     ),
-    "replay_that_counts_old_attempts": Mutant("replay_next", "        attempt_base = e.attempt_count,\n"),
+    "replay_that_counts_old_attempts": Mutant("replay_next", "attempt_base = e.attempt_count,\n"),
     "discard_of_an_email_that_is_not_dead": Mutant(
-        "discard_dead", "            when status not in ('failed', 'held') then 'not_dead'\n"
+        "discard_dead", "when status not in ('failed', 'held') then 'not_dead'\n"
     ),
-    "discard_twice": Mutant(
-        "discard_dead", "            when dead_letter_discarded_at is not null then 'already_discarded'\n"
-    ),
+    "discard_twice": Mutant("discard_dead", "when dead_letter_discarded_at is not null then 'already_discarded'\n"),
     "republished_after_a_change": Mutant(
         "republish_dead_letters",
-        "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempt_count",
-        "(e.email_id) in (\n            select w.email_id",
+        "(e.email_id, e.attempt_count) in (\nselect w.email_id, w.attempt_count",
+        "(e.email_id) in (\nselect w.email_id",
     ),
-    "republished_although_not_dead": Mutant("republish_dead_letters", "    and status in ('failed', 'held')\n"),
-    "republished_although_discarded": Mutant("republish_dead_letters", "    and dead_letter_discarded_at is null\n"),
+    "republished_although_not_dead": Mutant("republish_dead_letters", "and status in ('failed', 'held')\n"),
+    "republished_although_discarded": Mutant("republish_dead_letters", "and dead_letter_discarded_at is null\n"),
 }
 
 
@@ -285,11 +265,8 @@ def test_the_statements_change_every_row_as_the_protocol_says(
     driven(open_sessions(None))
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_changes_an_existing_statement(name: str) -> None:
-    before, after = MUTANTS[name].texts
-
-    assert before != after
+def test_every_mutant_changes_an_existing_statement() -> None:
+    assert [name for name, mutant in MUTANTS.items() if len(set(mutant.texts)) < 2] == []
 
 
 @pytest.mark.slow
@@ -309,9 +286,7 @@ def test_a_statement_without_one_of_its_conditions_is_caught(
 
 HELD_MUTANTS: Final = {
     "keeps_the_dead_letter": Mutant(
-        "cancel_expired",
-        "dead_letter_due_at = null",
-        "dead_letter_due_at = e.dead_letter_due_at",
+        "cancel_expired", "dead_letter_due_at = null", "dead_letter_due_at = e.dead_letter_due_at"
     ),
     "leaves_held_emails": Mutant(
         "find_expired", "status in ('pending', 'waiting', 'held')", "status in ('pending', 'waiting')"

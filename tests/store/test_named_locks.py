@@ -1,10 +1,14 @@
-"""A named lock belongs to one session of the dispatcher's roles, and no other role can take it or keep it from them."""
+"""A named lock belongs to one session of the dispatcher's roles, and no other role can take it or keep it from them. A
+session counts as one of our processes only if its role has our rights, because any session can have any name."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -14,11 +18,16 @@ from dispatcher.events import webhook_delivery
 from dispatcher.monitor.upkeep import Partitions, RecipientSummaries
 from dispatcher.relay import leadership
 from dispatcher.store import named_locks, retention
+from dispatcher.store.alerts import list_shared_host_names
 from dispatcher.store.connections import AsyncSession, connect_async, connected
+from dispatcher.store.emails import find_facts
+from dispatcher.store.figures import list_workers
+from dispatcher.store.grants import roles_of
 from dispatcher.store.migrations import migrate
 from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release_named_lock
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import query
+from dispatcher.store.settlement import terminate_sessions
 from tests.store.books import Books, UrlOf
 from tests.waiting import until, until_answer
 
@@ -47,6 +56,31 @@ LOCKS = """
 
 
 @pytest.fixture
+def url_of(tables_url: str, books: Books) -> Iterator[UrlOf]:
+    """Creates a role of a kind: `producer`, `dispatcher`, `reader`, or `stranger`, which has no right to the schema.
+    Returns the URL with which the role connects."""
+    created = []
+
+    def create(kind: str) -> str:
+        name = f"{kind}_{secrets.token_hex(4)}"
+        books.connection.execute(f"create role {name} login password 'secret'".encode())
+        created.append(name)
+        for role in roles_of(producer=name, dispatcher=name, reader=name):
+            for grant in role.grants if role.role == kind else ():
+                books.connection.execute(grant.encode())
+        parts = urlsplit(tables_url)
+        return parts._replace(netloc=f"{name}:secret@{parts.hostname}:{parts.port}").geturl()
+
+    yield create
+    for name in created:
+        books.connection.execute(
+            b"select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = %s", [name]
+        )
+        books.connection.execute(f"drop owned by {name}".encode())
+        books.connection.execute(f"drop role {name}".encode())
+
+
+@pytest.fixture
 async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
     async with await connect_async(tables_url, name="first") as opened:
         yield opened
@@ -59,11 +93,12 @@ async def other(tables_url: str) -> AsyncIterator[AsyncSession]:
 
 
 @contextmanager
-def old_release(url: str, name: str, *, lock: str = OLD_LOCK) -> Iterator[psycopg.Connection]:
-    """A session with a named lock of the release before. So a stranger's session takes it, too."""
+def old_release(url: str, *names: str, lock: str = OLD_LOCK) -> Iterator[None]:
+    """A session with named locks of the release before. So a stranger's session takes them, too."""
     with psycopg.connect(url, autocommit=True) as opened:
-        opened.execute(f"select {lock}".encode(), [name])
-        yield opened
+        for name in names:
+            opened.execute(f"select {lock}".encode(), [name])
+        yield
 
 
 async def test_a_session_has_a_named_lock_until_it_ends(session: AsyncSession, other: AsyncSession) -> None:
@@ -144,21 +179,21 @@ async def test_a_row_does_not_count_if_its_pid_now_belongs_to_another_session(
     assert await acquire(session, "relay")
 
 
-@pytest.mark.parametrize("name", NAMES)
 async def test_a_stranger_cannot_keep_a_named_lock_from_us(
-    session: AsyncSession, other: AsyncSession, url_of: UrlOf, name: str
+    session: AsyncSession, other: AsyncSession, url_of: UrlOf
 ) -> None:
-    with old_release(url_of("stranger"), name):
-        assert not await is_held_by_another(session, name)
-        assert await acquire(session, name)
-        assert not await acquire(other, name)
-        await release_named_lock(session, name)
-        async with named_lock(other, name) as is_ours:
-            assert is_ours
+    with old_release(url_of("stranger"), *NAMES):
+        for name in NAMES:
+            assert not await is_held_by_another(session, name), name
+            assert await acquire(session, name), name
+            assert not await acquire(other, name), name
+            await release_named_lock(session, name)
+            async with named_lock(other, name) as is_ours:
+                assert is_ours, name
 
 
 @pytest.mark.parametrize("kind", ["producer", "reader", "stranger"])
-async def test_only_the_dispatchers_roles_can_write_a_named_lock(url_of: UrlOf, books: Books, kind: str) -> None:
+async def test_only_the_dispatchers_roles_can_write_a_named_lock(url_of: UrlOf, kind: str) -> None:
     with psycopg.connect(url_of(kind), autocommit=True) as connection:
         for statement, parameters in (
             ("take_named_locks", {"names": ["relay"]}),
@@ -174,15 +209,14 @@ async def test_only_the_dispatchers_roles_can_write_a_named_lock(url_of: UrlOf, 
                 connection.execute(statement.encode())
 
 
-@pytest.mark.parametrize("name", NAMES)
-async def test_a_process_of_the_release_before_keeps_its_lock(
-    session: AsyncSession, url_of: UrlOf, books: Books, name: str
-) -> None:
-    with old_release(url_of("dispatcher"), name):
-        assert not await acquire(session, name)
-        assert await is_held_by_another(session, name)
+async def test_a_process_of_the_release_before_keeps_its_lock(session: AsyncSession, url_of: UrlOf) -> None:
+    with old_release(url_of("dispatcher"), *NAMES):
+        for name in NAMES:
+            assert not await acquire(session, name), name
+            assert await is_held_by_another(session, name), name
 
-    await until_answer(lambda: acquire(session, name))
+    for name in NAMES:
+        await until_answer(partial(acquire, session, name))
 
 
 async def test_of_the_roles_that_read_the_dlq_one_session_reads_at_a_time(
@@ -215,3 +249,39 @@ def test_a_stranger_cannot_delay_init(tables_url: str, url_of: UrlOf) -> None:
         connected(tables_url) as connection,
     ):
         assert migrate(connection) == []
+
+
+WORKER = "host-a:w0:4711:9f86d081"
+
+
+async def test_the_sessions_of_a_dead_worker_are_terminated_and_those_of_strangers_do_not_delay_recovery(
+    url_of: UrlOf, books: Books
+) -> None:
+    ours = url_of("dispatcher")
+    worker = psycopg.connect(ours, autocommit=True, application_name=WORKER)
+    with psycopg.connect(url_of("stranger"), autocommit=True, application_name=WORKER) as stranger:
+        async with await connect_async(ours, name="relay") as relay:
+            assert await terminate_sessions(relay, WORKER) == 1
+            await until(lambda: len(books.sessions(WORKER)) == 1)
+            assert await terminate_sessions(relay, WORKER) == 0
+        assert stranger.execute("select 1").fetchone() == (1,)
+    worker.close()
+
+
+async def test_the_sessions_of_strangers_are_neither_workers_nor_hosts(
+    tables_url: str, url_of: UrlOf, books: Books
+) -> None:
+    email_id = books.enqueue_one()
+    url = url_of("stranger")
+    with (
+        psycopg.connect(url, application_name=WORKER),
+        psycopg.connect(url, application_name="dispatcher alerts twin"),
+        psycopg.connect(url, application_name="dispatcher alerts twin"),
+        psycopg.connect(tables_url) as connection,
+    ):
+        async with await connect_async(tables_url, name="operator") as session:
+            facts = await find_facts(session, email_id)
+        assert facts is not None
+        assert facts.workers == 0
+        assert await asyncio.to_thread(list_workers.sync, connection) == []
+        assert await asyncio.to_thread(list_shared_host_names.sync, connection) == []

@@ -6,7 +6,6 @@ import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import cast
-from uuid import UUID
 
 import psycopg
 import pytest
@@ -49,13 +48,18 @@ async def test_an_enqueued_email_is_due_with_all_data_for_its_message(outbox: Ou
 
 
 async def test_the_longest_due_emails_come_first_up_to_the_limit(outbox: Outbox, books: Books) -> None:
-    email_ids = books.enqueue(5)
+    *email_ids, later = books.enqueue(6)
     for number, email_id in enumerate(email_ids):
         books.change(email_id, publish_due_at=EXPIRED - timedelta(hours=number))
+    books.change(later, publish_due_at=datetime.now(UTC) + timedelta(minutes=4))
 
     due = await outbox.find_publish_due(3)
+    since = EXPIRED - timedelta(hours=2)
+    continued = await outbox.find_due_of_tenants([DueRange(("normal", "default"), since, LATEST, 2)])
 
     assert [row.email_id for row in due] == email_ids[:1:-1]
+    assert [row.email_id for row in continued] == email_ids[2:0:-1]
+    assert {row.email_id for row in await outbox.find_publish_due(10)} == set(email_ids)
 
 
 @pytest.mark.parametrize("due_at", [EXPIRED, LATEST - timedelta(days=1)])
@@ -89,17 +93,6 @@ async def test_texts_that_are_longer_than_a_message_takes_are_not_read(outbox: O
     assert {len(getattr(letter, each)) for each in ("message_key", "correlation_id", "error_type", "error")} == {4000}
 
 
-async def test_a_continued_search_finds_emails_due_at_that_instant_or_later(outbox: Outbox, books: Books) -> None:
-    email_ids = books.enqueue(5)
-    for number, email_id in enumerate(email_ids):
-        books.change(email_id, publish_due_at=EXPIRED + timedelta(hours=number))
-
-    since = EXPIRED + timedelta(hours=2)
-    due = await outbox.find_due_of_tenants([DueRange(("normal", "default"), since, LATEST, 2)])
-
-    assert [row.email_id for row in due] == email_ids[2:4]
-
-
 async def test_the_lanes_and_tenants_with_due_emails_are_found(outbox: Outbox, books: Books) -> None:
     for tenant_id in ("b", "a", "b"):
         books.enqueue(3, tenant_id=tenant_id)
@@ -110,53 +103,22 @@ async def test_the_lanes_and_tenants_with_due_emails_are_found(outbox: Outbox, b
     assert await outbox.find_due_tenants(["normal"]) == [("urgent", "a")]
 
 
-async def test_emails_enqueued_together_are_due_at_different_instants(outbox: Outbox, books: Books) -> None:
-    books.enqueue(100)
-
-    instants = {row.due_at for row in await outbox.find_publish_due(100)}
-
-    assert len(instants) > 1
-
-
-async def test_an_email_due_in_the_future_is_not_found(outbox: Outbox, books: Books) -> None:
-    books.change(books.enqueue_one(), publish_due_at=datetime.now(UTC) + timedelta(minutes=4))
-
-    assert await outbox.find_publish_due(10) == []
-
-
-async def test_only_published_emails_are_marked(outbox: Outbox, books: Books) -> None:
-    published, unroutable = books.enqueue(2)
-    due = {row.email_id: row.due_at for row in await outbox.find_publish_due(10)}
-
-    await outbox.mark_published({published: due[published]})
-
-    assert [row.email_id for row in await outbox.find_publish_due(10)] == [unroutable]
-    assert books.row(published)["published_at"] is not None
-    assert books.row(unroutable)["published_at"] is None
-
-
-async def test_an_email_that_became_due_again_stays_due(outbox: Outbox, store: LeaseStore, books: Books) -> None:
-    email_id = books.enqueue_one()
-    (looked,) = await outbox.find_publish_due(10)
-    (lease,) = await store.lease(books.keys([email_id]), 60)
-    await store.release({email_id: lease.token})
-
-    await outbox.mark_published({email_id: looked.due_at})
-
-    assert [row.email_id for row in await outbox.find_publish_due(10)] == [email_id]
-
-
-async def test_marking_an_email_that_is_already_leased_changes_nothing(
+async def test_only_published_emails_that_have_not_changed_since_are_marked_up_to_five_hundred_at_once(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
-    email_id = books.enqueue_one()
-    (looked,) = await outbox.find_publish_due(10)
-    await store.lease(books.keys([email_id]), 60)
-    before = books.row(email_id)
+    released, leased, unroutable, *published = books.enqueue(500)
+    due = {row.email_id: row.due_at for row in await outbox.find_publish_due(500)}
+    assert len(set(due.values())) > 1, "emails that are enqueued together are due at different instants"
+    leases = await store.lease(books.keys([released, leased]), 60)
+    await store.release({lease.email_id: lease.token for lease in leases if lease.email_id == released})
+    before = books.row(leased)
 
-    await outbox.mark_published({email_id: looked.due_at})
+    await outbox.mark_published({email_id: at for email_id, at in due.items() if email_id != unroutable})
 
-    assert books.row(email_id) == before
+    assert {row.email_id for row in await outbox.find_publish_due(500)} == {released, unroutable}
+    assert books.row(leased) == before
+    assert books.row(unroutable)["published_at"] is None
+    assert all(row["published_at"] for row in books.rows() if row["email_id"] in published)
 
 
 async def test_an_enqueue_that_commits_after_the_search_stays_due(
@@ -184,25 +146,7 @@ async def test_a_dead_letter_contains_all_that_a_replay_needs(outbox: Outbox, st
     assert (due.status, due.error_type, due.error, due.provider) == (Status.FAILED, "refused", "550 no", "smtp")
     assert (due.attempts, due.correlation_id) == (1, "request-1")
     assert (due.created_at, due.failed_at) == (row["created_at"], row["dead_letter_due_at"])
-
-
-async def test_a_confirmed_dead_letter_is_not_due_any_more(outbox: Outbox, store: LeaseStore, books: Books) -> None:
-    leases = await store.lease(books.keys(books.enqueue(2)), 60)
-    await store.record([result(lease, Status.HELD) for lease in leases])
-    due = await outbox.find_dead_letter_due(10)
-
-    await outbox.mark_dead_lettered({due[0].email_id: due[0].failed_at})
-
-    assert [row.email_id for row in await outbox.find_dead_letter_due(10)] == [due[1].email_id]
-
-
-async def test_the_dead_letter_of_an_email_proven_sent_is_not_published(
-    outbox: Outbox, store: LeaseStore, books: Books
-) -> None:
-    (lease,) = await store.lease(books.keys(books.enqueue(1)), 60)
-    await store.record([result(lease, Status.HELD)])
-    await store.record([result(lease, Status.SENT)])
-
+    await outbox.mark_dead_lettered({due.email_id: due.failed_at})
     assert await outbox.find_dead_letter_due(10) == []
 
 
@@ -230,21 +174,6 @@ async def test_an_expired_lease_is_recovered_by_the_emails_policy_or_else_the_ho
     assert books.status(email_id) == ("failed" if status == "held" else "pending")
 
 
-async def test_an_email_without_attempts_left_is_held_even_under_resend(
-    outbox: Outbox, store: LeaseStore, books: Books
-) -> None:
-    email_id = books.enqueue_one(on_uncertain="resend")
-    statuses = []
-
-    for _ in range(3):
-        await store.lease(books.keys([email_id]), 60)
-        books.change(email_id, locked_until=EXPIRED)
-        await outbox.recover_expired(RESEND, 3, await outbox.find_expiring())
-        statuses.append(books.status(email_id))
-
-    assert statuses == ["pending", "pending", "held"]
-
-
 @pytest.mark.parametrize(("own", "host", "status"), [(1, 5, "held"), (5, 1, "pending")])
 async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
     outbox: Outbox, store: LeaseStore, books: Books, own: int, host: int, status: str
@@ -263,17 +192,6 @@ async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
     await outbox.republish_lost(["normal"], 1, 100, OnUncertain.RESEND, host)
 
     assert [books.status(expired), books.status(lost)] == [status, status]
-
-
-async def test_only_expired_leases_are_recovered(outbox: Outbox, store: LeaseStore, books: Books) -> None:
-    live, pending, failed = books.enqueue(3)
-    leases = {lease.email_id: lease for lease in await store.lease(books.keys([live, failed]), 60)}
-    await store.record([result(leases[failed], Status.FAILED)])
-    books.change(pending, locked_until=EXPIRED)
-
-    assert await outbox.find_expiring() == []
-
-    assert books.statuses() == {"sending": 1, "pending": 1, "failed": 1}
 
 
 async def test_a_lease_that_is_being_recorded_is_left_alone(
@@ -311,64 +229,33 @@ async def test_partitions_are_created_ahead_once(outbox: Outbox, session: AsyncS
     assert await outbox.make_partitions() == []
 
 
-async def test_a_batch_of_five_hundred_is_marked_at_once(outbox: Outbox, books: Books) -> None:
-    email_ids: list[UUID] = books.enqueue(500)
-    due = await outbox.find_publish_due(500)
-
-    await outbox.mark_published({row.email_id: row.due_at for row in due})
-
-    assert {row.email_id for row in due} == set(email_ids)
-    assert await outbox.find_publish_due(1) == []
-
-
 @pytest.mark.parametrize(
-    "columns",
+    ("columns", "seconds"),
     [
-        {"publish_due_at": EXPIRED},
-        {"publish_due_at": LATEST - timedelta(days=1)},
-        {"status": "failed", "dead_letter_due_at": EXPIRED},
-        {"status": "failed", "dead_letter_due_at": LATEST - timedelta(days=1)},
-        {"status": "waiting", "wait_until": EXPIRED},
-        {"expires_at": EXPIRED},
-        {"status": "held", "proven_by": "ses"},
+        ({"publish_due_at": EXPIRED}, 0),
+        ({"publish_due_at": LATEST - timedelta(days=1)}, 0),
+        ({"status": "failed", "dead_letter_due_at": EXPIRED}, 0),
+        ({"status": "failed", "dead_letter_due_at": LATEST - timedelta(days=1)}, 0),
+        ({"status": "waiting", "wait_until": EXPIRED}, 0),
+        ({"expires_at": EXPIRED}, 0),
+        ({"status": "held", "proven_by": "ses"}, 0),
+        ({"publish_due_at": "later"}, AHEAD_SECONDS / 2),
+        ({"status": "waiting", "wait_until": "later"}, AHEAD_SECONDS / 2),
+        ({"expires_at": "later"}, AHEAD_SECONDS / 2),
     ],
     ids=str,
 )
-async def test_all_that_the_relay_has_to_do_now_is_next_due(
-    outbox: Outbox, books: Books, columns: dict[str, object]
+async def test_all_that_the_relay_has_to_do_is_next_due_at_its_time(
+    outbox: Outbox, books: Books, columns: dict[str, object], seconds: float
 ) -> None:
-    (email_id,) = books.enqueue()
-    books.change(email_id, **{"publish_due_at": None, **columns})
-
-    assert await outbox.find_next_due() <= 0
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"publish_due_at": "later"},
-        {"status": "waiting", "wait_until": "later"},
-        {"expires_at": "later"},
-    ],
-    ids=str,
-)
-async def test_what_becomes_due_later_is_next_due_at_its_time(
-    outbox: Outbox, books: Books, columns: dict[str, object]
-) -> None:
-    (email_id,) = books.enqueue()
     later = datetime.now(UTC) + timedelta(seconds=AHEAD_SECONDS / 2)
-    columns = {name: later if each == "later" else each for name, each in columns.items()}
-    books.change(email_id, **{"publish_due_at": None, **columns})
-
-    assert AHEAD_SECONDS / 2 - 30 < await outbox.find_next_due() <= AHEAD_SECONDS / 2
-
-
-async def test_without_work_for_the_relay_nothing_is_next_due(outbox: Outbox, books: Books) -> None:
     for status in set(Status) - {Status.WAITING}:
-        (email_id,) = books.enqueue()
-        books.change(email_id, status=status, publish_due_at=None)
-
+        books.change(books.enqueue_one(), status=status, publish_due_at=None)
     assert await outbox.find_next_due() == math.inf
+    changed = {name: later if each == "later" else each for name, each in columns.items()}
+    books.change(books.enqueue_one(), **{"publish_due_at": None, **changed})
+
+    assert seconds - 30 < max(0, await outbox.find_next_due()) <= seconds
 
 
 @pytest.mark.parametrize("step", ["a scan in order", "a scan by tenant", "a wait"])

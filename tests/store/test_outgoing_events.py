@@ -102,23 +102,16 @@ async def test_no_event_is_written_until_an_application_wants_events(
 
     email_id = await send()
 
-    ((event, _),) = (await read_page(session, Cursor.parse(page.next), tenant="shop", limit=100)).events
+    sent = await read_page(session, Cursor.parse(page.next), tenant="shop", limit=100)
+    ((event, _),) = sent.events
     assert (event.email_id, event.kind, event.tenant_id) == (email_id, OutgoingKind.SENT, "shop")
     assert (event.message_key, event.correlation_id, event.provider) == (books.key(email_id), "order-7", "smtp")
     assert event.event_id.version == 7
-
-
-async def test_a_suppressed_email_is_an_event_of_its_own_kind(
-    store: LeaseStore, session: AsyncSession, books: Books
-) -> None:
-    books.connection.execute("update outgoing_feed set is_on = true")
     (lease,) = await store.lease(books.keys([books.enqueue_one(tenant_id="shop")]), 60)
-
     await store.record([result(lease, Status.FAILED, error_type="suppressed")])
-
     await_feed(books.connection)
-    (found,) = (await read(session)).events
-    assert (found.event.kind, found.event.reason) == (OutgoingKind.SUPPRESSED, "suppressed")
+    ((suppressed, _),) = (await read_page(session, Cursor.parse(sent.next), tenant="shop", limit=100)).events
+    assert (suppressed.kind, suppressed.reason) == (OutgoingKind.SUPPRESSED, "suppressed")
 
 
 async def test_a_transaction_that_commits_late_loses_no_event(
@@ -143,8 +136,8 @@ async def test_a_reader_goes_through_the_feed_in_parts_and_sees_only_its_tenant(
 ) -> None:
     wanted: list[UUID] = []
     for _ in range(5):
-        announce(books.connection, "other", 7)
-        wanted += announce(books.connection, "shop", 3)
+        insert(books.connection, "other", 7)
+        wanted += insert(books.connection, "shop", 3)
     announce(books.connection, "other", 7)
 
     found: list[UUID] = []
@@ -175,10 +168,10 @@ async def test_pages_end_where_the_limit_says_and_the_next_cursor_goes_on(sessio
     assert [event.event_id for event, _ in again.events] == wanted[1:3]
 
 
-@pytest.mark.parametrize("text", ["", "x", "MQ", "a" * 200, "MS4xLjE", "LTEuMS4xLjE", "ünicode", "MS4xLjEuMQ==="])
-def test_a_text_that_is_no_cursor_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be a cursor"):
-        Cursor.parse(text)
+def test_a_text_that_is_no_cursor_is_refused() -> None:
+    for text in ("", "x", "MQ", "a" * 200, "MS4xLjE", "LTEuMS4xLjE", "ünicode", "MS4xLjEuMQ==="):
+        with pytest.raises(ValueError, match="must be a cursor"):
+            Cursor.parse(text)
 
 
 async def test_a_cursor_from_before_a_restore_or_a_promotion_goes_back_an_hour(
@@ -206,13 +199,8 @@ async def add_webhook(
     session: AsyncSession, url: str = "https://example.com", tenant_id: str | None = "shop", **more: Any
 ) -> int:
     """Adds a webhook; returns its id, or 0 if the tenant has too many."""
-    values: dict[str, Any] = {
-        "recipients": False,
-        "secret": new_secret(),
-        "most_webhooks": MAX_WEBHOOKS,
-        "actor": "ann",
-        "reason": "r",
-    }
+    values: dict[str, Any] = {"recipients": False, "secret": new_secret(), "most_webhooks": MAX_WEBHOOKS}
+    values |= {"actor": "ann", "reason": "r"}
     values |= {"act": "webhook_add", "url": url, "tenant_id": tenant_id, "kinds": ALL_KINDS, **more}
     rows = await fetch(session, "insert_webhook", {**values, "kinds": sorted(map(str, values["kinds"]))})
     return int(rows[0][0]) if rows else 0

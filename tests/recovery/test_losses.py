@@ -1,0 +1,428 @@
+"""What the leading relay does about emails after a host, RabbitMQ or a promoted standby has lost something.
+
+After a host is lost with its ledgers, its emails are resent or held by policy, and no live worker loses a lease. If
+RabbitMQ loses a message, the relay publishes the email again. If a promoted standby lacks the old primary's last
+commits, only emails that may have been sent are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from dispatcher import enqueue
+from dispatcher.broker import pointer
+from dispatcher.broker.publisher import Publisher
+from dispatcher.cli.checks import CheckState, check_postgresql
+from dispatcher.dev import postgres
+from dispatcher.dev.processes import Processes
+from dispatcher.domain.status import Status
+from dispatcher.recovery.lost_message import LostMessages
+from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session
+from dispatcher.store.leases import LeaseStore
+from dispatcher.store.migrations import migrate
+from dispatcher.store.outbox import Outbox
+from dispatcher.store.settlement import find_leases
+from dispatcher.store.timeline import Timeline
+from tests.broker.proxy import Proxy
+from tests.recovery.conftest import Relays
+from tests.recovery.lost_workers import EXPIRED, WORKER
+from tests.recovery.tally import counted
+from tests.relay.running import leader, next_round
+from tests.store.books import Books, email
+from tests.store.damage import refused
+from tests.store.results import result
+from tests.store.steered_clock import SteeredClock
+from tests.waiting import until, until_answer, wait_until
+
+HOUR = 3600.0
+SMALL = {"shared_buffers": "64MB", "wal_retrieve_retry_interval": "500ms"}
+
+
+@pytest.mark.parametrize(("policy", "status"), [("hold", "held"), ("resend", "pending")])
+async def test_an_email_of_a_dead_host_is_judged_by_the_leading_hosts_policy(
+    relays: Relays, books: Books, store: LeaseStore, policy: str, status: str
+) -> None:
+    email_id = books.enqueue_one()
+    await store.lease(books.keys([email_id]), 60)
+    books.change(email_id, locked_until=EXPIRED)
+
+    with counted() as counts:
+        await relays.start(ON_UNCERTAIN=policy, LEASE_SECONDS="1")
+        (message,) = await relays.take(dead=policy == "hold")
+
+    assert counts == Counter({("rescued", "lease_expired"): 1, ("held", "lease_expired"): int(status == "held")})
+    assert message.pointer.email_id == email_id
+    assert books.status(email_id) == status
+
+
+async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recovery(
+    relays: Relays, books: Books, store: LeaseStore
+) -> None:
+    living, gone = books.enqueue(2)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
+    for email_id in (living, gone):
+        books.change(email_id, locked_until=EXPIRED)
+
+    await relays.start(LEASE_SECONDS="8")
+    await until(lambda: books.sessions("dispatcher relay"))
+    enqueue(books.connection, email("next"))
+    # Once this message arrives, the relay leads and has run each service once. The relay then observes the leases for
+    # three quarters of LEASE_SECONDS.
+    await relays.take()
+
+    assert await store.renew({living: leases[living].token}, 60) == {living}
+    await until(lambda: books.status(gone) == "held")
+    assert books.status(living) == "sending"
+
+
+async def test_without_rabbitmq_everything_stays_due_and_recovery_continues(
+    relays: Relays, books: Books, store: LeaseStore
+) -> None:
+    due, expired = books.enqueue(2)
+    await store.lease(books.keys([expired]), 60)
+    books.change(expired, locked_until=EXPIRED)
+
+    await relays.start("amqp://nobody:secret@127.0.0.1:1/%2F", LEASE_SECONDS="1")
+
+    await until(lambda: books.status(expired) == "held")
+    assert books.row(due)["publish_due_at"] is not None
+
+
+async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_renewing_worker_of_another_host(
+    clock: SteeredClock, relays: Relays, books: Books, store: LeaseStore, other_store: LeaseStore
+) -> None:
+    living, gone = books.enqueue(2)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
+    await relays.start(LEASE_SECONDS="12")
+    await next_round(books)
+
+    clock.set(HOUR)
+
+    while books.status(gone) == "sending":
+        for _ in range(2):  # at least one of these rounds queries for leases
+            await next_round(books)
+        assert await store.renew({living: leases[living].token}, 60) == {living}
+        assert await other_store.lease(books.keys([living]), 60) == []
+    assert books.statuses() == {"sending": 1, "held": 1}
+
+
+@pytest.mark.slow
+async def test_if_no_relay_reaches_rabbitmq_the_leader_stays_and_recovers(
+    relays: Relays, books: Books, store: LeaseStore
+) -> None:
+    async with Proxy(relays.amqp_url) as proxy:
+        for _ in range(2):
+            await relays.start(proxy.url, LEASE_SECONDS="6")
+        first = await until(lambda: leader(books))
+        await until(lambda: len(books.sessions("dispatcher relay")) == 2)
+        proxy.sever()
+        email_id = books.enqueue_one()
+        await store.lease(books.keys([email_id]), 60)
+        books.change(email_id, locked_until=EXPIRED)
+
+        await until(lambda: books.status(email_id) == "held")  # this takes longer than a change of the leader would
+
+        assert leader(books) == first
+
+
+async def test_an_email_overtaken_by_later_ones_is_published_again_while_the_queue_is_full(
+    relays: Relays, books: Books, store: LeaseStore
+) -> None:
+    lost, being_sent, *waiting = books.enqueue(12)
+    books.connection.execute("update email_log set publish_due_at = null, published_at = now() - interval '1 minute'")
+    books.change(being_sent, published_at=datetime.now(UTC))
+    await store.lease(books.keys([being_sent]), 60)
+    for email_id in waiting:
+        # This time is in the future, so the relay counts all of these emails as published later, even if the test is
+        # slow.
+        books.change(email_id, published_at=datetime.now(UTC) + timedelta(seconds=50))
+        body = pointer.encode(pointer.Pointer(email_id, books.key(email_id)))
+        await relays.rabbit.publish(relays.topology.queue, body)
+
+    await relays.start(LEASE_SECONDS="1")
+
+    messages = await relays.take(len(waiting) + 1)
+    assert messages[-1].pointer.email_id == lost
+
+
+async def test_a_lost_message_from_before_a_clock_jump_back_is_published_again(relays: Relays, books: Books) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC) + timedelta(hours=1))
+
+    with counted() as counts:
+        await relays.start()
+        (message,) = await relays.take()
+        await until(lambda: counts)
+
+    assert message.pointer.email_id == email_id
+    assert counts == Counter({("rescued", "message_lost"): 1})
+
+
+@pytest.mark.parametrize(("share_of_a_lease", "is_lost"), [(0.4, False), (0.6, True)])
+async def test_a_message_counts_as_lost_half_a_lease_after_it_was_published(
+    relays: Relays, books: Books, share_of_a_lease: float, is_lost: bool
+) -> None:
+    settings = relays.settings(LEASE_SECONDS="3600")
+    email_id = books.enqueue_one()
+    published_at = datetime.now(UTC) - timedelta(seconds=share_of_a_lease * HOUR)
+    books.change(email_id, publish_due_at=None, published_at=published_at)
+
+    async with await connect_async(relays.url, name="test relay") as session:
+        publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
+        await LostMessages(settings, Outbox(session), publisher.find).run_once()
+        await publisher.close()
+
+    assert (books.row(email_id)["publish_due_at"] is not None) == is_lost
+
+
+def was_promoted(books: Books, *, was_synchronous: bool = False) -> datetime:
+    """Makes the relay see a promotion at the current time; returns that time."""
+    (row,) = books.select(
+        "insert into relay_timeline (timeline, is_synchronous) values (0, %s) returning noted_at", was_synchronous
+    )
+    noted_at: datetime = row["noted_at"]
+    return noted_at
+
+
+@pytest.mark.parametrize(("policy", "status"), [("hold", "held"), ("resend", "pending")])
+async def test_emails_that_lost_commits_may_have_sent_are_judged_by_policy_with_a_reason(
+    relays: Relays, books: Books, policy: str, status: str
+) -> None:
+    due, published = books.enqueue(2)
+    books.change(published, publish_due_at=None, published_at=books.row(published)["created_at"])
+    was_promoted(books)
+
+    with capture_logs() as logs:
+        await relays.start(LEASE_SECONDS="1", ON_UNCERTAIN=policy)
+        messages = await relays.take(2, dead=policy == "hold")
+
+    assert {message.pointer.email_id for message in messages} == {due, published}
+    for email_id in (due, published):
+        row = books.row(email_id)
+        assert (row["status"], row["was_uncertain"], row["error_type"]) == (status, True, "outcome_unknown")
+        assert "failed over" in row["last_error"]
+    (told,) = [log for log in logs if log["event"] == "store.promoted"]
+    assert (told["lossy"], told["leases"], told["messages"]) == (True, 0, 1)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["released for later", "waiting"])
+async def test_an_email_whose_later_time_had_come_may_have_been_sent_in_lost_commits(
+    relays: Relays, books: Books, is_waiting: bool
+) -> None:
+    came, comes = books.enqueue(2)
+    ago = was_promoted(books) - timedelta(seconds=10)
+    books.connection.execute("update relay_timeline set noted_at = %s", (ago,))
+    for email_id, seconds in ((came, 5), (comes, 100)):
+        at = ago + timedelta(seconds=seconds)
+        times = (
+            {"status": "waiting", "publish_due_at": None, "wait_until": at} if is_waiting else {"publish_due_at": at}
+        )
+        books.change(email_id, created_at=ago - timedelta(minutes=1), **times)
+
+    await relays.start(LEASE_SECONDS="1")
+
+    (letter,) = await relays.take(dead=True)
+    assert letter.pointer.email_id == came
+    row = books.row(comes)
+    assert (row["status"], row["publish_due_at"] is None) == ("waiting" if is_waiting else "pending", is_waiting)
+
+
+async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_emails(
+    tables_url: str, books: Books
+) -> None:
+    books.enqueue(5)
+    was_promoted(books)
+
+    async with await connect_async(tables_url, name="relay") as session:
+        promotion = await Timeline(session).follow(batch=2)
+
+    assert promotion is not None
+    assert promotion.message_count == 5
+    assert not any(row["publish_due_at"] for row in books.rows())
+
+
+async def test_the_record_is_written_again_only_after_a_transaction_has_written_something(
+    tables_url: str, books: Books
+) -> None:
+    async with await connect_async(tables_url, name="relay") as session:
+        timeline = Timeline(session)
+
+        async def recorded_at() -> datetime:
+            await timeline.follow()
+            (row,) = books.select("select noted_at from relay_timeline")
+            found: datetime = row["noted_at"]
+            return found
+
+        async def is_kept() -> bool:
+            return await recorded_at() == await recorded_at()
+
+        await until_answer(is_kept)
+        before = await recorded_at()
+        enqueued_at = books.row(books.enqueue_one())["created_at"]
+
+        assert await recorded_at() > enqueued_at > before
+
+
+async def test_an_email_enqueued_after_the_promotion_is_published_at_once(relays: Relays, books: Books) -> None:
+    promoted_at = was_promoted(books)
+    email_id = books.enqueue_one()
+    assert books.row(email_id)["created_at"] > promoted_at
+
+    await relays.start()
+
+    (message,) = await relays.take()
+    assert message.pointer.email_id == email_id
+
+
+async def test_leases_from_before_the_promotion_are_recorded_by_their_workers_and_not_released_by_settlement(
+    relays: Relays, books: Books, store: LeaseStore, pool: Pool
+) -> None:
+    living, dead = books.enqueue(2)
+    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, dead]), 1)}
+    was_promoted(books)
+    await relays.start(LEASE_SECONDS="1")
+    await until(lambda: all("promotion" in row["locked_by"] for row in books.rows()))
+
+    assert await store.renew({living: leases[living].token}, 60) == {living}
+    assert await store.record([result(leases[living], Status.SENT)]) == {living}
+    async with session(pool) as connection:
+        assert await find_leases(connection, "worker-1") == []
+
+    (letter,) = await relays.take(dead=True)
+    assert letter.pointer.email_id == dead
+    assert "failed over" in books.row(dead)["last_error"]
+
+
+async def test_the_promotion_of_a_synchronous_standby_leaves_nothing_in_doubt(
+    relays: Relays, books: Books, store: LeaseStore
+) -> None:
+    due, leased = books.enqueue(2)
+    await store.lease(books.keys([leased]), 60)
+    was_promoted(books, was_synchronous=True)
+
+    with capture_logs() as logs:
+        await relays.start()
+        (message,) = await relays.take()
+
+    assert message.pointer.email_id == due
+    assert books.row(leased)["locked_by"] == "worker-1"
+    (told,) = [log for log in logs if log["event"] == "store.promoted"]
+    assert not told["lossy"]
+
+
+async def test_nothing_is_published_while_postgresql_refuses_to_mark_an_uncertain_lease(
+    relays: Relays, books: Books
+) -> None:
+    leased, _ = books.enqueue(2)
+    books.change(leased, status="sending", locked_by=WORKER, locked_until="9999-01-01 00:00+00", publish_due_at=None)
+    was_promoted(books)
+
+    with refused(books.connection, leased, "new.locked_by <> old.locked_by"), capture_logs() as logs:
+        await relays.start()
+        await until(lambda: sum(log["event"] == "store.connection_lost" for log in logs) > 1)
+
+        assert await relays.rabbit.take(relays.topology.queue) is None
+
+
+class Pair:
+    """A primary and an asynchronous standby."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self.primary, _ = postgres.start(processes, print, SMALL, name="primary")
+        with connected(self.primary.url) as connection:
+            migrate(connection)
+        self.standby, _ = postgres.start(processes, print, SMALL, name="standby", primary=self.primary)
+        wait_until(lambda: self.standby_says("select status = 'streaming' from pg_stat_wal_receiver"))
+        hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
+        login = f"{postgres.ROLE}:{self.primary.password}"
+        self.url = f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
+
+    def standby_says(self, question: str) -> bool:
+        """Runs a yes-or-no query on the standby."""
+        with psycopg.connect(self.standby.url, autocommit=True) as session:
+            row = session.execute(question.encode()).fetchone()
+            return bool(row and row[0])
+
+    def cut_off(self) -> None:
+        """Cuts the standby off from further commits."""
+        with psycopg.connect(self.standby.url, autocommit=True) as session:
+            session.execute("alter system set primary_conninfo = ''")
+            session.execute("select pg_reload_conf()")
+        wait_until(lambda: self.standby_says("select count(*) = 0 from pg_stat_wal_receiver"))
+
+    def promote(self) -> None:
+        """Stops the primary, and promotes the standby."""
+        plan = self._processes.folder / "plan" / "primary.json"
+        pid = self._processes.running()["primary"]
+        plan.unlink()
+        os.kill(pid, signal.SIGINT)
+        wait_until(lambda: "primary" not in self._processes.running())
+        with psycopg.connect(self.standby.url, autocommit=True) as session:
+            session.execute("select pg_promote()")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Separate servers for this test."""
+    with tempfile.TemporaryDirectory(prefix="dispatcher-pair-") as folder:
+        processes = Processes(Path(folder) / "servers")
+        processes.folder.mkdir(mode=0o700)
+        processes.spawn_keeper(os.getpid())
+        try:
+            yield Pair(processes)
+        finally:
+            processes.stop()
+
+
+@pytest.mark.slow
+async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued_ones_are_sent(
+    pair: Pair, relays: Relays
+) -> None:
+    relays.url = pair.url
+    findings = await asyncio.to_thread(lambda: list(check_postgresql(relays.settings(LEASE_SECONDS="4"))))
+    (finding,) = [found for found in findings if found.subject == "PostgreSQL standbys"]
+    assert finding.state is CheckState.WARNING
+    await relays.start(LEASE_SECONDS="4")
+    with psycopg.connect(pair.primary.url, autocommit=True) as connection:
+        books = Books(connection)
+        finished, in_hand, queued = books.enqueue(3)
+        await until(lambda: all(row["published_at"] for row in books.rows()))
+        await until(lambda: pair.standby_says("select count(*) = 3 from email_log where publish_due_at is null"))
+        pair.cut_off()
+        async with worker_of(pair) as store:
+            leases = {lease.email_id: lease for lease in await store.lease(books.keys([finished, in_hand]), 60)}
+            await store.record([result(leases[finished], Status.SENT)])
+    messages = await relays.take(3)  # workers acked two messages as finished; one is still queued
+
+    pair.promote()
+
+    async with worker_of(pair) as store:
+        assert await store.record([result(leases[in_hand], Status.SENT)]) == {in_hand}
+        (message,) = [each for each in messages if each.pointer.email_id == queued]
+        (lease,) = await store.lease({queued: message.pointer.message_key}, 60)
+        assert await store.record([result(lease, Status.SENT)]) == {queued}
+    with psycopg.connect(pair.standby.url, autocommit=True) as connection:
+        books = Books(connection)
+        await until(lambda: books.status(finished) == "held")
+        assert books.statuses() == {"sent": 2, "held": 1}
+        assert "failed over" in books.row(finished)["last_error"]
+
+
+@asynccontextmanager
+async def worker_of(pair: Pair) -> AsyncIterator[LeaseStore]:
+    """A worker's statements on the primary."""
+    async with make_pool(pair.url, name=WORKER, size=1) as pool:
+        yield LeaseStore(pool, worker=WORKER, slot="slot-1")

@@ -1,0 +1,282 @@
+"""What the monitor and the checks read: counts, ages, samples per minute, and old transactions.
+
+A waiting email is not due, so it is not old, and the statements that the monitor repeats do not read it. The
+differences of samples are the emails of a minute, and several monitors write one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from dispatcher.cli.checks import CheckState, old_transaction_finding
+from dispatcher.domain.status import Status
+from dispatcher.store import samples
+from dispatcher.store.connections import AsyncSession, connect_async, connected
+from dispatcher.store.figures import MonitorCounts, count_emails, count_for_monitor, measure_latency, sum_attempts
+from dispatcher.store.old_transactions import OldTransaction, find_oldest_transaction
+from dispatcher.store.queries import query
+from dispatcher.store.samples import QueueDepth, list_samples, save_sample
+from tests.store.books import Books
+
+WAITING = 3_000
+HOUR = timedelta(hours=1)
+QUEUES = {"normal": QueueDepth(7, 2), "dlq": QueueDepth(1, 0)}
+
+
+@pytest.fixture
+async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
+    """The monitor's session."""
+    async with await connect_async(tables_url, name="monitor") as opened:
+        yield opened
+
+
+def count_attempts(books: Books, at: datetime, emails: int, outcome: str = "accepted", provider: str = "smtp") -> None:
+    """Counts attempts in the hour of an instant."""
+    books.connection.execute(
+        "insert into email_hourly as h values (date_trunc('hour', %s::timestamptz, 'UTC'), %s, %s, 'slot', %s) "
+        "on conflict (hour, provider, outcome, slot) do update set email_count = h.email_count + excluded.email_count",
+        [at, provider, outcome, emails],
+    )
+
+
+async def sample(session: AsyncSession, every_seconds: float = 0.0) -> int | None:
+    return await save_sample(session, QUEUES, every_seconds=every_seconds)
+
+
+async def test_attempts_are_added_up_over_the_hours_without_reading_old_hours(
+    session: AsyncSession, books: Books
+) -> None:
+    now = datetime.now(UTC)
+    count_attempts(books, now - 50 * HOUR, 1_000_000)
+    count_attempts(books, now, 5)
+    await sample(session)
+    count_attempts(books, now, 3)
+    count_attempts(books, now, 2, "rejected")
+    # The monitors did not run for three hours, but workers did.
+    books.connection.execute(
+        "update minute_sample set minute = minute - interval '3 hours',"
+        " counted_since = counted_since - interval '3 hours'"
+    )
+    count_attempts(books, now - 2 * HOUR, 10)
+    await sample(session)
+    later = await list_samples(session, 300)
+
+    first, last = (each.attempts for each in later)
+    assert last["accepted"] - first["accepted"] == 13
+    assert last["rejected"] == 2
+
+
+async def test_a_minute_has_one_sample_and_the_newest_replaces_it(session: AsyncSession, books: Books) -> None:
+    await sample(session)
+    books.connection.execute("update minute_sample set minute = date_trunc('minute', now())")
+    books.enqueue(2)
+    await sample(session)
+    (found,) = await list_samples(session, 60)
+
+    assert found.emails["pending"] == 2
+    assert found.queues == QUEUES
+    assert 0 <= found.age_seconds < 60
+
+
+async def test_only_the_first_of_several_monitors_writes_a_sample(
+    session: AsyncSession, books: Books, tables_url: str
+) -> None:
+    async with await connect_async(tables_url, name="monitor 2") as other:
+        stored = await asyncio.gather(sample(session, 60.0), sample(other, 60.0))
+
+    assert [each for each in stored if each is not None] == [0]
+    assert books.count("minute_sample") == 1
+
+
+async def test_a_cancelled_email_is_counted_once_a_minute_later(
+    session: AsyncSession, books: Books, tables_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await connect_async(tables_url, name="monitor 2") as other:
+        await sample(session)
+        books.connection.execute("update minute_sample set taken_at = now() - interval '1 minute'")
+        books.connection.execute(
+            "insert into operator_audit (acted_at, actor, action) select now() - age, actor, action"
+            " from (values (interval '130 s', 'ann', 'cancel'), ('90 s', 'ann', 'cancel'), ('30 s', 'ann', 'cancel'),"
+            " ('90 s', 'expiry', 'cancel'), ('90 s', 'ann', 'reschedule')) as acts (age, actor, action)"
+        )
+        counted = []
+
+        async def count_for_long(by: AsyncSession) -> MonitorCounts:
+            if by is other:
+                counted.append(await sample(session))
+            return await count_for_monitor(by)
+
+        monkeypatch.setattr(samples, "count_for_monitor", count_for_long)
+
+        assert (await sample(other), counted) == (0, [1])
+
+
+async def test_samples_are_kept_for_three_days(session: AsyncSession, books: Books) -> None:
+    await sample(session)
+    books.connection.execute(
+        "insert into minute_sample select minute - interval '73 hours', taken_at, emails, oldest_pending_seconds,"
+        " longest_due_seconds, queues, attempts, counted_since, counted from minute_sample"
+    )
+    assert await sample(session) is not None
+
+    assert books.count("minute_sample") == 1
+
+
+@pytest.mark.parametrize(("unit", "step"), [("hour", HOUR), ("day", 24 * HOUR)])
+async def test_attempts_are_summed_by_hour_or_day_with_the_first_whole(
+    session: AsyncSession, books: Books, unit: str, step: timedelta
+) -> None:
+    now = datetime.now(UTC)
+    for ago in range(5):
+        count_attempts(books, now - ago * step, 1)
+
+    found = await sum_attempts(session, unit, 2 * step.total_seconds())
+
+    assert [(each.provider, each.outcome, each.emails) for each in found] == [("smtp", "accepted", 1)] * 3
+
+
+async def test_waiting_and_cancelled_emails_are_counted_and_not_pending(session: AsyncSession, books: Books) -> None:
+    waiting, cancelled = books.enqueue(2)
+    now = datetime.now(UTC)
+    books.change(waiting, status="waiting", wait_until=now + HOUR, publish_due_at=None, created_at=now - 50 * HOUR)
+    books.change(cancelled, status="cancelled", publish_due_at=None, created_at=now - 50 * HOUR)
+
+    found = await count_for_monitor(session)
+
+    exact = count_emails.sync(books.connection)
+    assert (found.emails[Status.WAITING], found.emails[Status.PENDING]) == (1, 0)
+    assert (exact[Status.WAITING], exact[Status.CANCELLED], exact[Status.PENDING]) == (1, 1, 0)
+    assert (found.oldest_pending_seconds, found.longest_due_seconds) == (None, None)
+
+
+async def test_a_scheduled_email_that_has_become_pending_is_as_old_as_its_schedule(
+    session: AsyncSession, books: Books
+) -> None:
+    scheduled, usual = books.enqueue(2)
+    now = datetime.now(UTC)
+    books.change(scheduled, created_at=now - 50 * HOUR, due_since=now - HOUR / 2)
+    recent = (await count_for_monitor(session)).oldest_pending_seconds
+    books.change(usual, created_at=now - HOUR)
+    older = (await count_for_monitor(session)).oldest_pending_seconds
+
+    assert recent == pytest.approx(1800, abs=60)
+    assert older == pytest.approx(3600, abs=60)
+
+
+def test_latency_of_a_scheduled_email_counts_from_its_schedule(books: Books) -> None:
+    email_id = books.enqueue_one()
+    now = datetime.now(UTC)
+    books.change(email_id, status="sent", created_at=now - HOUR, due_since=now - timedelta(seconds=2), sent_at=now)
+
+    latency = measure_latency.sync(books.connection)
+
+    assert latency is not None
+    assert latency.p99_seconds == pytest.approx(2, abs=0.01)
+
+
+def rows_read(plan: dict[str, Any]) -> Iterator[int]:
+    """The rows that each scan of a table or index read."""
+    for child in plan.get("Plans", []):
+        yield from rows_read(child)
+    if "Relation Name" in plan:
+        yield plan["Actual Loops"] * (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0))
+
+
+REPEATED: Final[dict[str, dict[str, int]]] = {
+    "find_oldest_pending": {"limit": 100_000},
+    "find_flow": {"limit": 100},
+    "find_lost_messages": {"age_seconds": 60, "ahead_seconds": 90},
+    "find_oldest_dead_letters": {"limit": 100},
+    "list_workers": {},
+}
+
+
+def test_what_the_monitor_repeats_reads_no_waiting_email(own_database_url: str) -> None:
+    with psycopg.connect(own_database_url, autocommit=True) as connection:
+        books = Books(connection)
+        books.enqueue(WAITING)
+        connection.execute(
+            "update email_log set status = 'waiting', publish_due_at = null, wait_until = now() + interval '1 week'"
+        )
+        books.enqueue(3)
+        connection.execute("vacuum analyze email_log")
+
+        for name, parameters in REPEATED.items():
+            rows = connection.execute(b"explain (analyze, format json) " + query(name), parameters).fetchone()
+
+            assert rows is not None
+            assert sum(rows_read(rows[0][0]["Plan"])) < WAITING // 10, name
+
+
+SINCE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_the_oldest_open_transaction_of_this_database_is_found(database_url: str) -> None:
+    with (
+        psycopg.connect(database_url, application_name="nightly-report") as report,
+        psycopg.connect(database_url, application_name="younger") as younger,
+        connected(database_url) as connection,
+    ):
+        for each in (report, younger):
+            each.execute("set transaction isolation level repeatable read")
+            each.execute("select 1")
+            connection.execute("create table if not exists dispatcher.written as select pg_current_xact_id()")
+            connection.execute("insert into dispatcher.written values (pg_current_xact_id())")
+
+        found = find_oldest_transaction.sync(connection, older_seconds=0.0)
+
+        assert found is not None
+        pid = str(report.info.backend_pid)
+        assert (found.kind, found.name, found.application) == ("session", pid, "nightly-report")
+        assert found.transactions >= 2
+        assert find_oldest_transaction.sync(connection) is None  # it is not old enough to be reported
+
+
+def test_without_an_open_transaction_nothing_is_found(database_url: str) -> None:
+    with connected(database_url) as connection:
+        assert find_oldest_transaction.sync(connection, older_seconds=0.0) is None
+    assert old_transaction_finding(None).state is CheckState.OK
+
+
+@pytest.mark.parametrize(
+    ("old", "words", "remedy"),
+    [
+        (
+            OldTransaction("session", "4711", "app", "psql", SINCE, 12_000),
+            "user app, application psql, open since 2026-01-02 03:04:05 UTC, 12,000 transactions since",
+            "select pg_terminate_backend(4711)",
+        ),
+        (
+            OldTransaction("session", "4711", "other", "psql", None, 300_000),
+            "the session 4711 (user other, application psql, 300,000 transactions since)",
+            "select pg_terminate_backend(4711)",
+        ),
+        (
+            OldTransaction("prepared transaction", "7'; drop table t; --", "app", None, SINCE, 5),
+            "transaction 7'; drop table t; -- (user app, open since 2026-01-02 03:04:05 UTC, 5 transactions since)",
+            "rollback prepared '7''; drop table t; --'",
+        ),
+        (
+            OldTransaction("replication slot", "standby_2", None, None, None, 300_000),
+            "the replication slot standby_2 (300,000 transactions since)",
+            "select pg_drop_replication_slot('standby_2')",
+        ),
+        (
+            OldTransaction("standby", "standby_2", "repl", None, None, 300_000),
+            "the standby standby_2 (user repl, 300,000 transactions since)",
+            "hot_standby_feedback",
+        ),
+    ],
+)
+def test_each_kind_is_named_with_what_to_do(old: OldTransaction, words: str, remedy: str) -> None:
+    finding = old_transaction_finding(old)
+
+    assert finding.state is CheckState.WARNING
+    assert words in finding.detail
+    assert remedy in (finding.remedy or "")
