@@ -7,6 +7,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ from dispatcher.domain.scrub import OWN_SECRETS
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Runs the tests in the workers' event loop."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs the tests of `HttpOutcomes` for each row of the provider's tables."""
+    if "case" in metafunc.fixturenames and hasattr(metafunc.cls, "table"):
+        cases = [*metafunc.cls.table, *metafunc.cls.rows.cases()]
+        metafunc.parametrize("case", cases, ids=attrgetter("name"))
+    if "check" in metafunc.fixturenames and hasattr(metafunc.cls, "checks"):
+        metafunc.parametrize("check", metafunc.cls.checks, ids=[words for _, words in metafunc.cls.checks])
 
 
 @pytest.fixture(autouse=True)

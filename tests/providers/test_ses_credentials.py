@@ -19,7 +19,7 @@ from dispatcher.providers.ses import SesProvider
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.listeners import listening
 from tests.providers.sendgrid_place import sendgrid_place
-from tests.providers.ses_place import ses_provider
+from tests.providers.ses_place import aws_environment, ses_place, ses_provider
 from tests.waiting import until
 
 HOUR = 3600
@@ -194,6 +194,18 @@ async def test_emails_wait_for_the_renewal_of_expiring_credentials() -> None:
 
     assert signed_meanwhile == []
     assert role.given == old + 1
+
+
+async def test_without_credentials_nothing_is_sent_until_they_arrive(tmp_path: Path) -> None:
+    async with ses_place(tmp_path) as place:
+        with (
+            aws_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY=""),
+            pytest.raises(ProviderFault, match=r"NoCredentialsError.*AWS_ACCESS_KEY_ID"),
+        ):
+            await send(place.provider, an_email())
+        assert not place.double.begun
+
+        await accepted(place.provider)
 
 
 async def test_refused_credentials_are_a_fault_until_they_are_issued() -> None:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from dispatcher.cli.checks import CheckState, check_event_sources
-from dispatcher.config import load
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_sink import running_sink
 from dispatcher.domain.bounce_address import BounceAddress
-from dispatcher.errors import ConfigurationError
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.emails import an_email, parsed, send
 from tests.providers.places import smtp_place
@@ -43,39 +38,3 @@ async def test_the_envelope_sender_has_the_token_of_the_email(tmp_path: Path) ->
     assert BounceAddress("bounces@example.net", [KEY.encode()]).find(received.sender) == email.email_id
     assert received.content == plain.received[0].content
     assert parsed(received.content)["From"] == "Shop <shop@example.com>"
-
-
-def test_the_settings_of_bounces_are_read_and_keys_are_secret() -> None:
-    bounces = load({**ON, "DISPATCHER_SMTP_BOUNCE_KEYS": f"{KEY}, {KEY}2"}).of(SmtpSettings)
-
-    assert bounces.bounce_keys == (KEY.encode(), f"{KEY}2".encode())
-    assert KEY not in repr(bounces)
-
-
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({"DISPATCHER_SMTP_BOUNCE_ADDRESS": "bounces@example.net"}, "DISPATCHER_SMTP_BOUNCE_KEYS is not set"),
-        ({"DISPATCHER_BOUNCE_MAILDIR": "/var/mail/bounces"}, "DISPATCHER_SMTP_BOUNCE_ADDRESS is not set"),
-        ({**ON, "DISPATCHER_SMTP_BOUNCE_KEYS": "short"}, "at least 32 characters"),
-        ({**ON, "DISPATCHER_SMTP_BOUNCE_ADDRESS": "returned.messages@example.net"}, "at most 15 characters"),
-        ({**ON, "DISPATCHER_SMTP_BOUNCE_ADDRESS": "a+b@example.net"}, "no + before the @"),
-    ],
-)
-def test_incomplete_or_invalid_settings_of_bounces_are_refused(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        load(environ)
-
-    assert words in str(raised.value)
-
-
-def test_doctor_reports_whether_the_maildir_can_be_used(tmp_path: Path) -> None:
-    def states() -> dict[str, CheckState]:
-        return {each.subject: each.state for each in check_event_sources(settings)}
-
-    settings = load({**ON, "DISPATCHER_BOUNCE_MAILDIR": str(tmp_path)})
-    assert states()["Maildir of bounces"] is CheckState.FAILED
-    assert "does not exist" in next(check_event_sources(settings)).detail
-    (tmp_path / "new").mkdir()
-    assert states()["Maildir of bounces"] is CheckState.OK
-    assert states()["event sources"] is CheckState.OK

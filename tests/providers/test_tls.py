@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from dispatcher.domain.outcome import Reason
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_connection import HttpConnection
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
@@ -26,59 +27,52 @@ BODY: Final = b"x" * 60_000
 """A body of four TLS records, below the limit for a response's body."""
 
 
-@pytest.fixture(params=["TLS 1.3", "TLS 1.2"])
-def server_tls(request: pytest.FixtureRequest, authority: Authority) -> ssl.SSLContext:
-    """The TLS context of the server."""
-    return authority.server if request.param == "TLS 1.3" else authority.server_of_tls_1_2
-
-
-async def test_a_response_of_several_records_is_complete(server_tls: ssl.SSLContext, authority: Authority) -> None:
-    answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-    async with _server(server_tls, answer, cut_into=len(answer)) as port:
-        end = await _call(port, authority)
-
-    assert isinstance(end, HttpResponse)
-    assert end.body == BODY
-
-
-async def test_a_response_that_arrives_octet_by_octet_is_complete(
-    server_tls: ssl.SSLContext, authority: Authority
+@pytest.mark.parametrize("version", ["TLS 1.3", "TLS 1.2"])
+@pytest.mark.parametrize(
+    ("answer", "cut_into", "body"),
+    [
+        (HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, 100_000, BODY),
+        (HEAD + b"Content-Length: 2\r\n\r\nok", 1, b"ok"),
+        (HEAD + b"\r\nok", 100, b"ok"),
+    ],
+    ids=["several records", "octet by octet", "until the end of TLS"],
+)
+async def test_a_response_is_complete_however_it_arrives(
+    answer: bytes, cut_into: int, body: bytes, version: str, authority: Authority
 ) -> None:
-    answer = HEAD + b"Content-Length: 2\r\n\r\nok"
-    async with _server(server_tls, answer, cut_into=1) as port:
+    async with _server(_tls(authority, version), answer, cut_into=cut_into) as port:
         end = await _call(port, authority)
 
     assert isinstance(end, HttpResponse)
-    assert end.body == b"ok"
+    assert end.body == body
 
 
-async def test_a_response_without_a_length_ends_with_tls(server_tls: ssl.SSLContext, authority: Authority) -> None:
-    async with _server(server_tls, HEAD + b"\r\nok", cut_into=100) as port:
-        end = await _call(port, authority)
-
-    assert isinstance(end, HttpResponse)
-    assert end.body == b"ok"
-
-
+@pytest.mark.parametrize("version", ["TLS 1.3", "TLS 1.2"])
 async def test_a_response_without_a_length_that_may_be_cut_off_is_no_response(
-    server_tls: ssl.SSLContext, authority: Authority
+    version: str, authority: Authority
 ) -> None:
-    async with _server(server_tls, HEAD + b"\r\nok", cut_into=100, sends_tls_close=False) as port:
+    async with _server(_tls(authority, version), HEAD + b"\r\nok", cut_into=100, sends_tls_close=False) as port:
         end = await _call(port, authority)
 
     assert isinstance(end, NoResponse)
     assert end.status == 200
 
 
-async def test_a_connection_that_closes_during_the_handshake_is_freed(authority: Authority) -> None:
+def _tls(authority: Authority, version: str) -> ssl.SSLContext:
+    return authority.server if version == "TLS 1.3" else authority.server_of_tls_1_2
+
+
+async def test_a_connection_that_closes_with_the_handshake_is_not_used_and_is_freed(
+    authority: Authority,
+) -> None:
     """The server's TLS close arrives together with the end of the handshake."""
     transport = HttpTransport(connections=1, ca_file=authority.ca_file)
     before = _connections()
     deadline = asyncio.get_running_loop().time() + PATIENCE
     for _ in range(3):
         async with _server(authority.server_of_tls_1_2, b"", cut_into=4096, is_brief=True) as port:
-            with pytest.raises(RequestNotSent):
-                await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", FakeAttempt(1, deadline, lambda: None))
+            with pytest.raises(RequestNotSent, check=lambda error: error.reason is Reason.CONNECTION_FAILED):
+                await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", FakeAttempt(1, deadline, pytest.fail))
 
     # A broken connection's transport refers to the connection until the next loop iteration.
     await until(lambda: _connections() <= before)
