@@ -100,33 +100,26 @@ SURPLUS: Final = [
 ]
 
 
-@pytest.mark.parametrize("text", ["Thank you.\n", LARGE], ids=["small", "large"])
+TEXTS: Final = {"small": "Thank you.\n", "large": LARGE}
+
+
 @pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
-@pytest.mark.parametrize(("step", "reply"), SURPLUS)
-async def test_a_reply_before_the_final_dot_stops_the_email(
-    step: str, reply: str, replies: Mapping[str, str], text: str
+@pytest.mark.parametrize(
+    ("step", "reply", "text"),
+    [(step, reply, text) for step, reply in SURPLUS for text in TEXTS if text == "small" or step == "DATA"],
+)
+async def test_a_reply_before_the_final_dot_stops_the_email_and_the_next_uses_a_new_connection(
+    step: str, reply: str, text: str, replies: Mapping[str, str]
 ) -> None:
     server = ScriptedServer({**replies, step: reply, END: "550 no"})
     async with scripted(server) as provider:
-        sending = await send(provider, an_email(text=text))
-
+        sending = await send(provider, an_email(text=TEXTS[text]))
         assert is_definite_server_failure(sending.outcome)
-        assert sending.left == 0
-        assert server.ends == 0
+        assert (sending.left, server.ends) == (0, 0)
+        before, server.later = server.connections, replies
 
-
-@pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
-@pytest.mark.parametrize(("step", "reply"), SURPLUS)
-async def test_the_next_email_uses_a_new_connection(step: str, reply: str, replies: Mapping[str, str]) -> None:
-    server = ScriptedServer({**replies, step: reply}, later=replies)
-    async with scripted(server) as provider:
-        first = await send(provider, an_email())
-        sending = await send(provider, an_email())
-
-        # If the replies to a group of commands are out of step, the adapter tries the email again at once.
-        ends = 2 if isinstance(first.outcome, Accepted) else 1
-        assert isinstance(sending.outcome, Accepted)
-        assert (server.connections, server.ends) == (2, ends)
+        assert isinstance((await send(provider, an_email())).outcome, Accepted)
+        assert (server.connections, server.ends) == (before + 1, 1)
 
 
 @pytest.mark.parametrize("reply", ["250 queued\r\n250 more", "250 queued\r\n25", "250 queued\r\n354 go"])
@@ -160,24 +153,21 @@ async def test_no_email_is_sent_on_a_reused_connection_that_is_out_of_step(
 
 
 @pytest.mark.parametrize(
-    "reply",
-    ["250 queued\r\n550 no", "550 no\r\n250 queued", "451 later\r\n250 queued", "250 queued\r\n250 ok\r\n550 no"],
+    ("reply", "kind"),
+    [
+        ("250 queued\r\n550 no", Uncertain),
+        ("550 no\r\n250 queued", Uncertain),
+        ("451 later\r\n250 queued", Uncertain),
+        ("250 queued\r\n250 ok\r\n550 no", Uncertain),
+        ("250 queued\r\n250 queued", Accepted),
+        ("250 queued\r\n421 closing", Accepted),
+    ],
 )
-async def test_contradicting_replies_to_an_email_are_uncertain(reply: str) -> None:
-    server = ScriptedServer({**PLAIN, END: reply})
-    async with scripted(server) as provider:
-        sending = await send(provider, an_email())
-
-        assert isinstance(sending.outcome, Uncertain)
-
-
-@pytest.mark.parametrize("reply", ["250 queued\r\n250 queued", "250 queued\r\n421 closing"])
-async def test_an_email_stays_accepted_if_the_server_repeats_its_reply_or_sends_421(reply: str) -> None:
-    server = ScriptedServer({**PLAIN, END: reply})
-    async with scripted(server) as provider:
-        sending = await send(provider, an_email())
-
-        assert isinstance(sending.outcome, Accepted)
+async def test_contradicting_replies_to_an_email_are_uncertain_but_a_repetition_or_421_is_not(
+    reply: str, kind: type[Outcome]
+) -> None:
+    async with scripted(ScriptedServer({**PLAIN, END: reply})) as provider:
+        assert isinstance((await send(provider, an_email())).outcome, kind)
 
 
 async def test_the_body_is_not_sent_if_354_comes_before_data() -> None:
