@@ -99,15 +99,6 @@ class Call:
         self.left += 1
 
 
-async def test_a_response_has_its_headers(double: HttpDouble, transport: HttpTransport) -> None:
-    call = await Call(transport, double.url).run()
-
-    assert isinstance(call.end, HttpResponse)
-    assert (call.end.status, call.end.body) == (202, b"")
-    assert len(call.end.headers["x-message-id"]) == 22
-    assert call.left == 1
-
-
 async def test_the_length_is_announced_and_the_body_is_sent_in_one_piece(transport: HttpTransport) -> None:
     heard: list[bytes] = []
 
@@ -241,14 +232,14 @@ async def test_only_the_beginning_of_an_endless_response_is_kept(double: HttpDou
 
 
 async def test_a_closed_port_is_connection_failed(transport: HttpTransport) -> None:
-    with _bound_port() as port:
-        call = await Call(transport, f"https://127.0.0.1:{port}").run()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        call = await Call(transport, _url_of(taken)).run()
 
     assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.CONNECTION_FAILED
     assert "refused" in call.end.detail
-    assert call.end.outcome.concern is Concern.PROVIDER
-    assert call.left == 0
+    assert (call.end.outcome.concern, call.left) == (Concern.PROVIDER, 0)
 
 
 @pytest.mark.parametrize("why", ["unknown authority", "another name"])
@@ -384,46 +375,29 @@ async def test_connections_are_reused(double: HttpDouble, transport: HttpTranspo
         (b"HTTP/1.1 202 Accepted\r\n\r\nup to the end", 202, b"up to the end"),
         (b"HTTP/1.1 400 No\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 400, b"abc"),
         (b"HTTP/1.1 204 None\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab", 202, None),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", 101, None),
+        (b"HTTP/1.1 202 Accepted\r\n" + b"X-Filler: y\r\n" * 10_000, None, None),
+        (b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"T: x\r\n" * 20_000, 202, None),
     ],
-    ids=["until the end", "chunks", "without a body"],
+    ids=["until the end", "chunks", "no body", "broken chunks", "another protocol", "endless headers", "trailers"],
 )
-async def test_a_response_ends_as_http_defines(
-    answer: bytes, status: int, body: bytes, transport: HttpTransport
+async def test_a_response_ends_as_http_defines_and_an_incomplete_or_invalid_one_is_no_response(
+    answer: bytes, status: int | None, body: bytes | None, transport: HttpTransport
 ) -> None:
-    async with _saying(answer) as url:
-        call = await Call(transport, url).run()
-
-    assert isinstance(call.end, HttpResponse)
-    assert (call.end.status, call.end.body) == (status, body)
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nab",
-        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
-        b"HTTP/1.1 202 Accepted\r\n" + b"X-Filler: y\r\n" * 10_000,
-    ],
-    ids=["broken chunks", "another protocol", "endless headers"],
-)
-async def test_an_incomplete_or_invalid_response_is_no_response(answer: bytes, transport: HttpTransport) -> None:
-    async with _saying(answer) as url:
-        call = await Call(transport, url).run()
-
-    assert isinstance(call.end, NoResponse)
-    assert call.left == 1
-
-
-@asynccontextmanager
-async def _saying(octets: bytes) -> AsyncIterator[str]:
-    """Run a server that answers a request with this response, and closes the connection; yields the URL."""
-
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(4096)
-        writer.write(octets)
+        writer.write(answer)
 
     async with listening(say) as port:
-        yield f"http://127.0.0.1:{port}"
+        call = await Call(transport, f"http://127.0.0.1:{port}").run(PATIENCE)
+
+    assert call.left == 1
+    if body is None:
+        assert isinstance(call.end, NoResponse)
+    else:
+        assert isinstance(call.end, HttpResponse)
+        assert (call.end.status, call.end.body) == (status, body)
 
 
 async def test_no_more_calls_than_connections_run_at_once(double: HttpDouble, authority: Authority) -> None:
@@ -520,36 +494,8 @@ async def test_sixty_calls_without_a_response_post_once_each(double: HttpDouble,
     assert len(double.requests) == 60
 
 
-async def test_no_thread_begins_before_the_first_call(authority: Authority) -> None:
-    """The parent creates each adapter before it forks, and must have no threads then."""
-    threads = _threads()  # includes threads of earlier tests, which may end during this test
-
-    await HttpTransport(connections=1, ca_file=authority.ca_file).close()
-
-    assert _threads() <= threads
-
-
-def test_a_file_without_certificates_is_refused_at_creation(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("nothing")
-
-    with pytest.raises(ssl.SSLError):
-        HttpTransport(connections=1, ca_file=tmp_path / "ca.pem")
-
-
-def _threads() -> set[str]:
-    return {path.name for path in Path("/proc/self/task").iterdir()}
-
-
 def _url_of(listening: socket.socket) -> str:
     return f"https://127.0.0.1:{listening.getsockname()[1]}"
-
-
-@contextmanager
-def _bound_port() -> Iterator[int]:
-    """Bind a port without listening on it; yields the port."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
 
 
 @contextmanager
@@ -632,93 +578,7 @@ async def test_nothing_more_is_written_to_a_connection_that_just_broke() -> None
 
 
 ACCEPTED: Final = b"HTTP/1.1 202 Accepted\r\nX-Message-Id: %s\r\nContent-Length: 0\r\n\r\n"
-
-
-@pytest.mark.parametrize("octets", [1, 20, 60, 1000])
-async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
-    octets: int, transport: HttpTransport
-) -> None:
-    """The server begins an unrequested response right after the first response. It ends this response at once, or after
-    it has read the next request."""
-    unasked = ACCEPTED % b"unasked"
-    connections: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
-        name = b"connection-%d" % len(connections)
-        await _request(reader)
-        writer.write(ACCEPTED % name + unasked[:octets])
-        await _request(reader)
-        writer.write(unasked[octets:])
-
-    async with _open_server(serve) as url:
-        ends = [await _post(transport, url) for _ in range(3)]
-
-    assert [end.headers["x-message-id"] for end in ends if isinstance(end, HttpResponse)] == [
-        "connection-1",
-        "connection-2",
-        "connection-3",
-    ]
-
-
-async def test_interim_responses_are_ignored(transport: HttpTransport) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for number in range(3):
-            await _request(reader)
-            hints = b"HTTP/1.1 103 Early Hints\r\nX-Message-Id: hint\r\nLink: </a>\r\n\r\n"
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" + hints + ACCEPTED % b"%d" % number)
-
-    async with _open_server(serve) as url:
-        ends = [await _post(transport, url) for _ in range(3)]
-
-    assert [(end.status, end.headers) for end in ends if isinstance(end, HttpResponse)] == [
-        (202, {"x-message-id": str(number), "content-length": "0"}) for number in range(3)
-    ]
-
-
-async def test_a_response_with_endless_trailers_is_given_up(transport: HttpTransport) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _request(reader)
-        writer.write(b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
-        while True:
-            writer.write(b"Trailer: " + b"x" * 10_000 + b"\r\n")
-            await writer.drain()
-
-    async with _open_server(serve) as url:
-        end = await _post(transport, url)
-
-    assert isinstance(end, NoResponse)
-    assert end.status == 202
-
-
-async def test_a_response_to_half_a_large_body_counts_even_if_the_server_stops_reading(
-    transport: HttpTransport,
-) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}")
-
-    async with _open_server(serve) as url:
-        end = await _post(transport, url, b"x" * 20_000_000)
-
-    assert isinstance(end, HttpResponse)
-    assert (end.status, end.body) == (413, b"{}")
-
-
-async def _post(transport: HttpTransport, url: str, body: bytes = b"{}") -> HttpResponse | RequestNotSent | NoResponse:
-    loop = asyncio.get_running_loop()
-    began_at = loop.time()
-    try:
-        return await transport.post(url, {}, body, FakeAttempt(1, began_at + PATIENCE, lambda: None))
-    except (RequestNotSent, NoResponse) as error:
-        return error
-    finally:
-        assert loop.time() < began_at + PATIENCE / 2, "it waited for a response that could not arrive"
-
-
-async def _request(reader: asyncio.StreamReader) -> None:
-    head = await reader.readuntil(b"\r\n\r\n")
-    await reader.readexactly(int(head.rpartition(b":")[2]))
+HINTS: Final = b"HTTP/1.1 103 Early Hints\r\nX-Message-Id: hint\r\nLink: </a>\r\n\r\n"
 
 
 @asynccontextmanager
@@ -731,5 +591,63 @@ async def _open_server(serve: Handler) -> AsyncIterator[str]:
         await over.wait()
 
     async with listening(listen) as port:
-        yield f"http://127.0.0.1:{port}/v3/mail/send"
+        yield f"http://127.0.0.1:{port}"
         over.set()
+
+
+async def _request(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.rpartition(b":")[2]))
+
+
+@pytest.mark.parametrize("octets", [1, 20, 60, 1000])
+async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
+    octets: int, transport: HttpTransport
+) -> None:
+    """The server begins an unrequested response right after the first response. It ends this response at once, or after
+    it has read the next request."""
+    unasked = ACCEPTED % b"unasked"
+    connections: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(b"connection-%d" % (len(connections) + 1))
+        await _request(reader)
+        writer.write(ACCEPTED % connections[-1] + unasked[:octets])
+        await _request(reader)
+        writer.write(unasked[octets:])
+
+    async with _open_server(serve) as url:
+        ends = [(await Call(transport, url).run()).end for _ in range(3)]
+
+    got = [end.headers["x-message-id"] for end in ends if isinstance(end, HttpResponse)]
+    assert got == ["connection-1", "connection-2", "connection-3"]
+
+
+async def test_interim_responses_are_ignored(transport: HttpTransport) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in range(3):
+            await _request(reader)
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" + HINTS + ACCEPTED % b"%d" % number)
+
+    async with _open_server(serve) as url:
+        ends = [(await Call(transport, url).run()).end for _ in range(3)]
+
+    assert [(end.status, end.headers) for end in ends if isinstance(end, HttpResponse)] == [
+        (202, {"x-message-id": str(number), "content-length": "0"}) for number in range(3)
+    ]
+
+
+async def test_a_response_to_half_a_large_body_counts_even_if_the_server_stops_reading(
+    transport: HttpTransport,
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}")
+
+    began_at = asyncio.get_running_loop().time()
+    async with _open_server(serve) as url:
+        call = await Call(transport, url, text="x" * 20_000_000).run()
+
+    assert isinstance(call.end, HttpResponse)
+    assert (call.end.status, call.end.body) == (413, b"{}")
+    assert asyncio.get_running_loop().time() < began_at + PATIENCE / 2

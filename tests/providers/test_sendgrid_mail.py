@@ -80,50 +80,6 @@ def test_a_plain_email_has_the_documented_form() -> None:
     }
 
 
-def test_both_bodies_are_in_sendgrids_order() -> None:
-    document = document_of(an_email(html="<p>Hällo 🎉</p>", text="Hällo 🎉\r\n"))
-
-    assert document["content"] == [
-        {"type": "text/plain", "value": "Hällo 🎉\r\n"},
-        {"type": "text/html", "value": "<p>Hällo 🎉</p>"},
-    ]
-
-
-def test_every_recipient_is_in_its_field() -> None:
-    document = document_of(
-        an_email(to=("Ann <ann@example.com>", "bob@example.com"), cc=("Cy <cy@example.com>",), bcc=("di@example.com",))
-    )
-
-    (people,) = document["personalizations"]
-    assert people["to"] == [{"email": "ann@example.com", "name": "Ann"}, {"email": "bob@example.com"}]
-    assert people["cc"] == [{"email": "cy@example.com", "name": "Cy"}]
-    assert people["bcc"] == [{"email": "di@example.com"}]
-
-
-def test_a_repeated_address_is_sent_once() -> None:
-    document = document_of(
-        an_email(
-            to=("Ann <ann@example.com>", "ANN@Example.com", "bob@bücher.example"),
-            cc=("ann@example.com", "cy@example.com", "bob@xn--bcher-kva.example"),
-            bcc=("Cy@example.com", "di@example.com"),
-        )
-    )
-
-    (people,) = document["personalizations"]
-    assert [one["email"] for one in people["to"]] == ["ann@example.com", "bob@xn--bcher-kva.example"]
-    assert [one["email"] for one in people["cc"]] == ["cy@example.com"]
-    assert [one["email"] for one in people["bcc"]] == ["di@example.com"]
-
-
-def test_without_to_the_cc_recipients_become_to() -> None:
-    document = document_of(an_email(to=(), cc=("cy@example.com",), bcc=("di@example.com",)))
-
-    (people,) = document["personalizations"]
-    assert people["to"] == [{"email": "cy@example.com"}]
-    assert people["bcc"] == [{"email": "di@example.com"}]
-    assert "cc" not in people
-
-
 def test_with_bcc_alone_no_recipient_sees_another() -> None:
     outgoing = an_email(to=(), bcc=("di@example.com", "ed@example.com", "DI@example.com"), template_id="d-1",
                         template_data={"total": 5})  # fmt: skip
@@ -137,36 +93,84 @@ def test_with_bcc_alone_no_recipient_sees_another() -> None:
     ]
 
 
+ANN, BOB, CY = ({"email": f"{name}@example.com"} for name in ("ann", "bob", "cy"))
+DI = {"email": "di@example.com"}
+DATA = {"name": "Ann", "items": [{"price": 1.5}], "paid": True, "note": None}
+
+
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("changes", "fields"),
     [
-        ('"Doe, Ann" <ann@example.com>', '"Doe, Ann"'),
-        ('"Müller; Söhne" <ann@example.com>', '"Müller; Söhne"'),
-        ('"Ann (work)" <ann@example.com>', '"Ann (work)"'),
-        (r'"Ann \"A\" Doe" <ann@example.com>', r'"Ann \"A\" Doe"'),
-        ("Dr. Ann O'Hara <ann@example.com>", "Dr. Ann O'Hara"),
-        ("Кирилл <ann@example.com>", "Кирилл"),
+        (
+            {"html": "<p>Hällo 🎉</p>", "text": "Hällo 🎉\r\n"},
+            {
+                "content": [
+                    {"type": "text/plain", "value": "Hällo 🎉\r\n"},
+                    {"type": "text/html", "value": "<p>Hällo 🎉</p>"},
+                ]
+            },
+        ),
+        (
+            {
+                "to": ("Ann <ann@example.com>", "bob@example.com"),
+                "cc": ("Cy <cy@example.com>",),
+                "bcc": ("di@example.com",),
+            },
+            {"to": [{**ANN, "name": "Ann"}, BOB], "cc": [{**CY, "name": "Cy"}], "bcc": [DI]},
+        ),
+        (
+            {
+                "to": ("ann@example.com", "ANN@Example.com", "bob@bücher.example"),
+                "cc": ("ann@example.com", "cy@example.com", "bob@xn--bcher-kva.example"),
+                "bcc": ("Cy@example.com", "di@example.com"),
+            },
+            {"to": [ANN, {"email": "bob@xn--bcher-kva.example"}], "cc": [CY], "bcc": [DI]},
+        ),
+        (
+            {"to": (), "cc": ("cy@example.com",), "bcc": ("di@example.com",)},
+            {"to": [CY], "bcc": [DI], "cc": None},
+        ),
+        *(
+            ({"to": (f"{text} <ann@example.com>",)}, {"to": [{**ANN, "name": text}]})
+            for text in (
+                '"Doe, Ann"',
+                '"Müller; Söhne"',
+                '"Ann (work)"',
+                r'"Ann \"A\" Doe"',
+                "Dr. Ann O'Hara",
+                "Кирилл",
+            )
+        ),
+        (
+            {"sender": '"Shop, Inc." <shop@example.org>', "reply_to": ('"Help, Desk" <h@example.org>',)},
+            {
+                "from": {"email": "shop@example.org", "name": "Shop, Inc."},
+                "reply_to": {"email": "h@example.org", "name": "Help, Desk"},
+            },
+        ),
+        (
+            {"reply_to": ("Help <h@example.org>", "b@example.org", "H@example.org")},
+            {"reply_to_list": [{"email": "h@example.org", "name": "Help"}, {"email": "b@example.org"}]},
+        ),
+        ({"tags": ("orders", "Grüße", "2026", "orders")}, {"categories": ["orders", "2026"]}),
+        ({"tags": ("Grüße",)}, {"categories": None}),
+        (
+            {"subject": "", "text": None, "template_id": "d-123", "template_data": MappingProxyType(DATA)},
+            {"template_id": "d-123", "dynamic_template_data": DATA, "subject": None, "content": None},
+        ),
+        ({"template_id": "d-123"}, {"dynamic_template_data": None, "mail_settings": None}),
+    ],
+    ids=[
+        *("both bodies", "recipients", "a repeated address", "without to", "comma", "semicolon", "comment", "quotes"),
+        *("apostrophe", "Cyrillic", "names of senders", "several reply_to", "tags", "no accepted tag", "template"),
+        "template without data",
     ],
 )
-def test_a_recipients_name_is_written_so_that_sendgrid_reads_one_address(text: str, name: str) -> None:
-    (people,) = document_of(an_email(to=(text,)))["personalizations"]
+def test_each_field_is_written_so_that_sendgrid_reads_it(changes: dict[str, Any], fields: dict[str, Any]) -> None:
+    document = document_of(an_email(**changes))
 
-    assert people["to"] == [{"email": "ann@example.com", "name": name}]
-
-
-def test_names_of_senders_are_unchanged() -> None:
-    outgoing = an_email(sender='"Shop, Inc." <shop@example.org>', reply_to=('"Help, Desk" <h@example.org>',))
-
-    document = document_of(outgoing)
-
-    assert document["from"] == {"email": "shop@example.org", "name": "Shop, Inc."}
-    assert document["reply_to"] == {"email": "h@example.org", "name": "Help, Desk"}
-
-
-def test_several_reply_to_addresses_are_a_list() -> None:
-    document = document_of(an_email(reply_to=("Help <h@example.org>", "b@example.org", "H@example.org")))
-
-    assert document["reply_to_list"] == [{"email": "h@example.org", "name": "Help"}, {"email": "b@example.org"}]
+    (people,) = document["personalizations"]
+    assert {name: people.get(name) or document.get(name) for name in fields} == fields
 
 
 def test_headers_are_ascii_on_one_line_and_keep_their_value() -> None:
@@ -187,16 +191,6 @@ def _decoded(value: str) -> str:
     return str(email.header.make_header(email.header.decode_header(value)))
 
 
-def test_tags_become_categories_if_sendgrid_accepts_them() -> None:
-    document = document_of(an_email(tags=("orders", "Grüße", "2026", "orders")))
-
-    assert set(document["categories"]) == {"orders", "2026"}
-
-
-def test_without_tags_there_are_no_categories() -> None:
-    assert "categories" not in document_of(an_email(tags=("Grüße",)))
-
-
 def test_attachments_keep_order_name_type_and_octets() -> None:
     files = (
         OutgoingAttachment("Rechnung für März.pdf", "application/pdf", bytes(range(256))),
@@ -215,26 +209,8 @@ def test_attachments_keep_order_name_type_and_octets() -> None:
     assert {file["disposition"] for file in document["attachments"]} == {"attachment"}
 
 
-def test_a_template_replaces_subject_and_bodies() -> None:
-    data = MappingProxyType({"name": "Ann", "items": [{"price": 1.5}], "paid": True, "note": None})
-
-    document = document_of(an_email(subject="", text=None, template_id="d-123", template_data=data))
-
-    assert document["template_id"] == "d-123"
-    assert document["personalizations"][0]["dynamic_template_data"] == dict(data)
-    assert "subject" not in document
-    assert "content" not in document
-
-
-def test_a_template_needs_no_data() -> None:
-    document = document_of(an_email(template_id="d-123"))
-
-    assert "dynamic_template_data" not in document["personalizations"][0]
-
-
 def test_sandbox_mode_is_requested() -> None:
     assert document_of(an_email(), sandbox=True)["mail_settings"] == {"sandbox_mode": {"enable": True}}
-    assert "mail_settings" not in document_of(an_email())
 
 
 @pytest.mark.parametrize(
@@ -270,16 +246,10 @@ def test_a_thousand_recipients_do_not_block_the_loop() -> None:
     outgoing = an_email(to=tuple(f"person{number}@example.com" for number in range(1000)))
 
     started = time.process_time()
-    document = document_of_unchecked(outgoing)
+    document = orjson.loads(bytes(body_of(outgoing)))
 
     assert time.process_time() - started < 0.1
     assert len(document["personalizations"][0]["to"]) == 1000
-
-
-def document_of_unchecked(outgoing: OutgoingEmail) -> dict[str, Any]:
-    """The JSON of the request for this email, without the check against SendGrid's rules."""
-    document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing)))
-    return document
 
 
 _LETTERS = "aZ9 ,;:()<>@[].!?=&'*-_ßЖ例🎉é"
@@ -292,7 +262,7 @@ _ADDRESS = st.builds(
 _MAILBOX = st.one_of(_ADDRESS, st.builds('"{}" <{}>'.format, _WORDS, _ADDRESS))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40)
 @given(
     sender=_MAILBOX,
     to=st.lists(_MAILBOX, min_size=1, max_size=4),
@@ -314,9 +284,8 @@ def test_every_email_that_enqueue_accepts_fits_sendgrids_schema(
             message_key="k", sender=sender, to=to, cc=cc, bcc=bcc, reply_to=reply_to, subject=subject, text=text,
             headers=headers, tags=tags, attachments=[Attachment(filename, "text/plain", b"x")],
         )  # fmt: skip
-    except InvalidEmail as refused:
+    except InvalidEmail:
         reject()
-        raise AssertionError from refused
     fields = ("sender", "to", "cc", "bcc", "reply_to", "subject", "text", "headers", "tags", "attachments")
     outgoing = OutgoingEmail(
         email_id=new_email_id(), created_at=datetime.now(UTC), **{name: getattr(checked, name) for name in fields}

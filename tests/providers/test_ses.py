@@ -21,13 +21,13 @@ from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, octets_of
 from dispatcher.dev.http_double import running_double
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.domain.outgoing import OutgoingAttachment
-from dispatcher.providers.ses import SesProvider, SesSettings
+from dispatcher.providers.ses import SesProvider
 from dispatcher.providers.ses.responses import VERDICTS
 from tests.providers.conftest import Authority
 from tests.providers.emails import SOON_SECONDS, an_email, outcome_text, send
 from tests.providers.http_outcomes import EMAIL_PARTS, FAULT, Case, HttpOutcomes, Rows
 from tests.providers.listeners import listening, proxy, stay_silent
-from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, ses_place, ses_provider
+from tests.providers.ses_place import ACCESS_KEY, SECRET_KEY, ses_place, ses_provider
 from tests.waiting import until
 
 
@@ -353,12 +353,3 @@ def test_boto3_is_imported_only_if_ses_is_configured() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-async def test_opening_starts_no_thread() -> None:
-    """The parent creates an adapter to check the settings, and forks afterwards."""
-    before = set(threading.enumerate())  # includes threads of earlier tests, which may end during this test
-
-    await SesProvider(SesSettings(region=REGION)).close()
-
-    assert set(threading.enumerate()) <= before

@@ -201,9 +201,10 @@ def test_a_sender_that_shows_no_country_needs_the_countries(sender: str) -> None
 
 
 @pytest.mark.parametrize("name", ["smtp", "sendgrid", "resend", "ses", "twilio"])
-async def test_an_adapter_opens_without_connecting_and_refuses_a_ca_file_without_certificates(
+async def test_an_adapter_opens_without_connections_and_threads_and_refuses_a_file_without_certificates(
     name: str, tmp_path: Path
 ) -> None:
+    """The parent opens each adapter to check the settings, and forks afterwards."""
     (tmp_path / "ca.pem").write_text("no certificate")
     keys = {
         "SENDGRID_API_KEY": SECRET,
@@ -212,13 +213,19 @@ async def test_an_adapter_opens_without_connecting_and_refuses_a_ca_file_without
         "SMTP_URL": "smtps://127.0.0.1:1",
     }
     settings = load(named({**TWILIO, "TWILIO_SENDER": "+4915112345678", **keys}))
+    threads = _threads()  # includes threads of earlier tests, which may end during this test
     with aws_environment():
         provider = open_provider(name, settings)
+        await provider.close()
         with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
             open_provider(name, replace(settings, ca_file=tmp_path / "ca.pem"))
 
     assert provider.name == name
-    await provider.close()
+    assert _threads() <= threads
+
+
+def _threads() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}
 
 
 async def test_checking_a_provider_returns_a_report_or_raises_a_fault(tmp_path: Path) -> None:
