@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
+from typing import Final
 
 import pytest
 
@@ -19,10 +21,76 @@ from dispatcher.providers.contract import Provider
 from dispatcher.providers.registry import check_provider, max_in_flight, open_provider
 from dispatcher.telemetry.meters import Meter
 from tests.cli.commandline import CommandLine
-from tests.providers import journal_package
 from tests.providers.emails import an_email
 
 NAMED = {"DISPATCHER_PROVIDERS": "journal"}
+CODE: Final = '''
+    from __future__ import annotations
+
+    from dataclasses import dataclass
+    from pathlib import Path
+
+    from dispatcher.config import ProviderSettings, Settings, setting, values
+    from dispatcher.domain.capabilities import Capabilities
+    from dispatcher.domain.outcome import Accepted, Outcome, Rejected
+    from dispatcher.domain.outgoing import OutgoingEmail
+    from dispatcher.providers.contract import Attempt
+    from dispatcher.telemetry.meters import Counter, Panel
+    from dispatcher.transport.mime import rendered
+    from dispatcher.transport.mime_headers import UnrenderableEmail
+
+    LINES = Counter("dispatcher_journal_lines_total", "Lines that the journal provider wrote.", panel=Panel.SENDING)
+
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class JournalSettings(ProviderSettings):
+        file: Path | None = setting(values.path_of, None, "File that gets a line per email.", needed="set a file")
+        token: str = setting(values.api_key, None, "What each line begins with.", secret=True, empty="")
+
+
+    class JournalProvider:
+        name = "journal"
+        capabilities = Capabilities(copies=1, delivers=False)
+        settings = JournalSettings
+
+        def __init__(self, file: Path) -> None:
+            self._file = file
+
+        @classmethod
+        def open(cls, settings: Settings) -> JournalProvider:
+            own = settings.of(JournalSettings)
+            assert own.file is not None
+            return cls(own.file)
+
+        async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+            try:
+                with attempt.rendering:
+                    await rendered(email)
+            except UnrenderableEmail as error:
+                return Rejected(error.reason, error.message)
+            attempt.mark_on_wire()
+            with self._file.open("a") as file:
+                file.write(f"{email.email_id}\\n")
+            LINES.add(1)
+            return Accepted()
+
+        async def check(self) -> str:
+            return f"{self._file} gets a line per email."
+
+        async def close(self) -> None:
+            """Nothing is open."""
+'''
+
+
+def install(folder: Path, *, name: str = "journal", code: str = CODE, target: str = "JournalProvider") -> Path:
+    """Write the package into a folder for sys.path; return the folder."""
+    info = folder / f"email_dispatcher_{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    module = f"email_dispatcher_{name}"
+    (folder / f"{module}.py").write_text(dedent(code))
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: email-dispatcher-{name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[email_dispatcher.providers]\n{name} = {module}:{target}\n")
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +118,7 @@ def mistake(environ: dict[str, str] | None = None) -> str:
 
 
 def test_a_packages_provider_has_settings_and_a_name(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+    install(tmp_path)
     (tmp_path / "token").write_text("t0ken\n")
 
     settings = load(
@@ -64,37 +132,26 @@ def test_a_packages_provider_has_settings_and_a_name(tmp_path: Path) -> None:
     assert load({**NAMED, "DISPATCHER_JOURNAL_MAX_PER_SECOND": "5"}).ceiling_of("journal") == 5
 
 
-async def test_a_packages_provider_sends_and_counts(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+async def test_a_packages_provider_is_checked_counts_and_is_not_recommended_if_it_delivers_nothing(
+    tmp_path: Path,
+) -> None:
+    install(tmp_path)
     settings = load({**NAMED, "DISPATCHER_JOURNAL_FILE": str(tmp_path / "lines")})
 
     assert await check_provider("journal", settings) == f"{tmp_path / 'lines'} gets a line per email."
-    assert open_provider("journal", settings).capabilities.copies == 1
     assert Meter.declared[-1].name == "dispatcher_journal_lines_total"
-
-
-def test_a_missing_setting_of_a_packages_provider_is_reported(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
-
-    assert mistake() == "DISPATCHER_JOURNAL_FILE is not set, but DISPATCHER_PROVIDERS lists journal: set a file."
-
-
-def test_a_provider_that_delivers_nothing_is_not_recommended(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
-
-    configured = {"journal": plugins.provider_class("journal").capabilities}
-
+    configured = {"journal": open_provider("journal", settings).capabilities}
     why = capability_gap(an_email(template_id="d-1", text=None), configured)
     assert why is not None
     assert "(resend, sendgrid, ses); configured: journal." in why.message
 
 
-def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+def test_a_missing_setting_or_an_unknown_provider_is_reported(tmp_path: Path) -> None:
+    install(tmp_path)
 
-    assert f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}, journal." in mistake(
-        {"DISPATCHER_PROVIDERS": "pigeon"}
-    )
+    assert mistake() == "DISPATCHER_JOURNAL_FILE is not set, but DISPATCHER_PROVIDERS lists journal: set a file."
+    unknown = mistake({"DISPATCHER_PROVIDERS": "pigeon"})
+    assert f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}, journal." in unknown
 
 
 @pytest.mark.parametrize(
@@ -119,7 +176,7 @@ def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Pat
 def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
     tmp_path: Path, code: str, target: str, words: str
 ) -> None:
-    journal_package.install(tmp_path, code=code, target=target)
+    install(tmp_path, code=code, target=target)
 
     found = mistake()
 
@@ -130,37 +187,28 @@ def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
 
 
 def test_a_package_with_a_variable_of_a_built_in_setting_is_refused(tmp_path: Path) -> None:
-    code = journal_package.CODE.replace('name = "journal"', 'name = "alert"').replace("    token:", "    email_to:")
-    journal_package.install(tmp_path, name="alert", code=code)
+    code = CODE.replace('name = "journal"', 'name = "alert"').replace("    token:", "    email_to:")
+    install(tmp_path, name="alert", code=code)
 
     assert "its settings use variables of the dispatcher: DISPATCHER_ALERT_EMAIL_TO" in mistake(
         {"DISPATCHER_PROVIDERS": "alert"}
     )
 
 
-def test_a_package_with_the_name_of_a_built_in_provider_is_refused(tmp_path: Path) -> None:
-    journal_package.install(tmp_path, name="capture")
+def test_a_package_with_the_name_of_a_built_in_provider_is_refused_and_doctor_warns_of_it(tmp_path: Path) -> None:
+    install(tmp_path, name="capture")
+    why = "capture is a built-in provider, but email-dispatcher-capture 1.0 provides a second"
 
     found = mistake({"DISPATCHER_PROVIDERS": "capture", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
+    (warning,) = check_packages()
 
-    assert found.startswith(
-        "DISPATCHER_PROVIDERS: capture is a built-in provider, but email-dispatcher-capture 1.0 provides a second"
-    )
-
-
-def test_doctor_warns_of_a_package_with_the_name_of_a_built_in_provider(tmp_path: Path) -> None:
-    journal_package.install(tmp_path, name="capture")
-
-    (found,) = check_packages()
-
-    assert found.state is CheckState.WARNING
-    assert found.detail.startswith(
-        "if DISPATCHER_PROVIDERS includes capture, `dispatcher run` fails: capture is a built-in provider, but"
-    )
+    assert found.startswith(f"DISPATCHER_PROVIDERS: {why}")
+    assert warning.state is CheckState.WARNING
+    assert warning.detail.startswith(f"if DISPATCHER_PROVIDERS includes capture, `dispatcher run` fails: {why}")
 
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+    install(tmp_path)
     other = tmp_path / "email_dispatcher_other-2.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: email-dispatcher-other\nVersion: 2.0\n")
@@ -170,7 +218,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_line_shows_the_provider_and_masks_its_secret(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+    install(tmp_path)
     environment = {
         "DISPATCHER_JOURNAL_FILE": "/tmp/log",
         "DISPATCHER_JOURNAL_TOKEN": "t0ken",
@@ -200,7 +248,7 @@ class JournalPlace:
 @asynccontextmanager
 async def journal_place(folder: Path) -> AsyncIterator[JournalPlace]:
     """Install the journal provider from a package, and create its adapter."""
-    journal_package.install(folder)
+    install(folder)
     settings = load({**NAMED, "DISPATCHER_JOURNAL_FILE": str(folder / "lines")})
     yield JournalPlace(open_provider("journal", settings), folder / "lines")
 
