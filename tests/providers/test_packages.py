@@ -1,21 +1,26 @@
-"""Providers from installed packages are used like built-in ones, or refused with a reason."""
+"""Providers from installed packages are used like built-in ones, or refused with a reason; one adds a channel."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 from textwrap import dedent
-from typing import Final
+from typing import Any, Final
 
+import orjson
 import pytest
 
 from dispatcher.cli.checks import CheckState, check_packages
 from dispatcher.config import BUILT_IN, examine, load, plugins
-from dispatcher.dev.conformance import Conformance
+from dispatcher.dev.conformance import Conformance, TextConformance, a_text
+from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.capabilities import capability_gap
 from dispatcher.providers.contract import Provider
 from dispatcher.providers.registry import check_provider, max_in_flight, open_provider
@@ -24,6 +29,7 @@ from tests.cli.commandline import CommandLine
 from tests.providers.emails import an_email
 
 NAMED = {"DISPATCHER_PROVIDERS": "journal"}
+LOG = "email_dispatcher_log"
 CODE: Final = '''
     from __future__ import annotations
 
@@ -107,7 +113,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 def _forget() -> None:
     plugins.installed.cache_clear()
     plugins.provider_class.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("email_dispatcher_")]:
+    for name in [name for name in sys.modules if name.startswith("email_dispatcher_") and name != LOG]:
         del sys.modules[name]
 
 
@@ -254,3 +260,82 @@ async def journal_place(folder: Path) -> AsyncIterator[JournalPlace]:
 
 
 class TestJournal(Conformance, place=journal_place): ...
+
+
+PACKAGE = Path(__file__).parents[2] / "examples" / "log_channel"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The module of the package, from a folder into which pip has installed it."""
+    folder = tmp_path_factory.mktemp("packages")
+    source = folder / "source"
+    source.mkdir()
+    for path in PACKAGE.iterdir():
+        if path.is_file():
+            (source / path.name).write_bytes(path.read_bytes())
+    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([sys.executable, *words, "--target", folder / "there", source], check=True)
+    sys.path.insert(0, str(folder / "there"))
+    yield import_module(LOG)
+    sys.path.remove(str(folder / "there"))
+    del sys.modules[LOG]
+
+
+def a_line(**changes: Any) -> OutgoingEmail:
+    return a_text(**{"to": ("orders",), "sender": "", "channel": "log", **changes})
+
+
+@dataclass
+class LogPlace:
+    """The adapter and its folder."""
+
+    provider: Provider
+    folder: Path
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [orjson.loads(line) for path in self.folder.glob("*.log") for line in path.read_bytes().splitlines()]
+
+    def times(self) -> Counter[str]:
+        """How often each line was written."""
+        return Counter(line["id"] for line in self._lines())
+
+    def texts(self) -> list[str]:
+        """The texts, in order."""
+        return [line["text"] for line in self._lines()]
+
+
+@asynccontextmanager
+async def log_place(folder: Path) -> AsyncIterator[LogPlace]:
+    module = sys.modules[LOG]
+    yield LogPlace(module.LogProvider(folder / "logs"), folder / "logs")
+
+
+@pytest.mark.usefixtures("installed")
+class TestLog(TextConformance, place=log_place):
+    message = staticmethod(a_line)
+
+
+def test_the_package_declares_the_provider(installed: Any) -> None:
+    found = [
+        point for each in distributions(path=[str(Path(installed.__file__).parent)]) for point in each.entry_points
+    ]
+
+    assert [(point.group, point.name) for point in found] == [("email_dispatcher.providers", "log")]
+    assert found[0].load() is installed.LogProvider
+
+
+def test_its_message_is_stored_as_every_other(installed: Any) -> None:
+    line = installed.LogLine(message_key="order-17", to="orders", text="Order 17 was paid.")
+    other = installed.LogLine(message_key="order-17", to="orders", text="Order 18 was paid.")
+
+    assert (line.channel, line.to, line.sender) == ("log", ("orders",), "")
+    assert installed.LogLine.from_json(line.to_json()) == line
+    assert line.payload_hash() != other.payload_hash()
+
+
+def test_its_provider_is_configured_like_the_others(installed: Any, tmp_path: Path) -> None:
+    settings = load({"DISPATCHER_PROVIDERS": "smtp,log", "DISPATCHER_LOG_DIR": str(tmp_path)})
+
+    assert settings.providers == ("smtp", "log")
+    assert installed.LogProvider.open(settings).capabilities.channel == "log"

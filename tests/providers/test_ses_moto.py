@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from moto.server import ThreadedMotoServer
 from dispatcher.domain.outcome import Accepted, Rejected
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.ses import SesProvider
-from tests.providers.emails import MANY_SECONDS, an_email, parsed, send
+from tests.providers.emails import an_email, parsed, send
 from tests.providers.ses_place import REGION, aws_environment, ses_provider
 
 
@@ -82,12 +81,3 @@ async def test_moto_refuses_the_same(provider: SesProvider) -> None:
     assert isinstance(sending.outcome, Rejected)
     assert sending.outcome.code == "MessageRejected"
     assert "@" not in (sending.outcome.detail or "")
-
-
-async def test_many_concurrent_emails_arrive_once_each(provider: SesProvider) -> None:
-    emails = [an_email(subject=f"Order {number}") for number in range(100)]
-
-    sendings = await asyncio.gather(*(send(provider, email, seconds=MANY_SECONDS) for email in emails))
-
-    ids = [sending.outcome.provider_message_id for sending in sendings if isinstance(sending.outcome, Accepted)]
-    assert sorted(arrived(name).subject for name in ids) == sorted(f"Order {number}" for number in range(100))
