@@ -25,11 +25,14 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs the tests of `HttpOutcomes` for each row of the provider's tables."""
-    if "case" in metafunc.fixturenames and hasattr(metafunc.cls, "table"):
+    if not hasattr(metafunc.cls, "table"):
+        return
+    if "case" in metafunc.fixturenames:
         cases = [*metafunc.cls.table, *metafunc.cls.rows.cases()]
         metafunc.parametrize("case", cases, ids=attrgetter("name"))
-    if "check" in metafunc.fixturenames and hasattr(metafunc.cls, "checks"):
-        metafunc.parametrize("check", metafunc.cls.checks, ids=[words for _, words in metafunc.cls.checks])
+    for name, rows in (("check", metafunc.cls.checks), ("refusal", metafunc.cls.refused)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, rows, ids=[f"{number} {row[-1]}" for number, row in enumerate(rows, 1)])
 
 
 @pytest.fixture(autouse=True)

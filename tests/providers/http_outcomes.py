@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Outcome
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.telemetry import log
@@ -111,6 +111,8 @@ class HttpOutcomes:
         local: Rows that the adapter decides before it sends.
         secrets: Texts that are in no log (even at DEBUG), outcome or exception.
         message_id: A pattern of the ids that the server gives.
+        refused: Fields of emails that the adapter refuses itself, each with the outcome and words of its detail.
+        resets: Whether the server's answer to too many requests says when its limit resets.
         checks: What the server does with the request of `check`, and words of the report, the fault or its remedy.
         account: The place for the request of `check`, if the double does not answer that request.
     """
@@ -122,6 +124,8 @@ class HttpOutcomes:
     local: ClassVar[frozenset[tuple[str, str]]] = frozenset()
     secrets: ClassVar[tuple[str, ...]]
     message_id: ClassVar[str]
+    refused: ClassVar[Sequence[tuple[Mapping[str, Any], str, str]]]
+    resets: ClassVar[bool]
     checks: ClassVar[Sequence[tuple[Behaviour, str]]]
     account: ClassVar[Callable[..., AbstractAsyncContextManager[Any]] | None] = None
     message: ClassVar[Callable[..., OutgoingEmail]] = staticmethod(an_email)
@@ -191,6 +195,30 @@ class HttpOutcomes:
         assert re.fullmatch(self.message_id, accepted.outcome.provider_message_id or "")
         assert (outcome_text(late.outcome), late.left) == ("deferred timeout_before_send", 0)
         assert (outcome_text(refused.outcome), refused.left) == ("deferred connection_failed", 0)
+
+    async def test_what_the_provider_would_refuse_is_rejected_before_it_is_sent(
+        self, tmp_path: Path, refusal: tuple[Mapping[str, Any], str, str]
+    ) -> None:
+        changes, expected, words = refusal
+        async with type(self).place(tmp_path) as place:
+            sending = await send(place.provider, type(self).message(**changes))
+
+            assert (outcome_text(sending.outcome), sending.left) == (f"rejected {expected}", 0)
+            assert isinstance(sending.outcome, Rejected)
+            assert sending.outcome.code is None
+            assert words in sending.outcome.detail
+            assert not [secret for secret in ("example", "abc123") if secret in sending.outcome.detail]
+            assert not place.double.begun
+
+    async def test_a_throttled_email_waits_for_the_reset(self, tmp_path: Path) -> None:
+        async with type(self).place(tmp_path) as place:
+            place.double.behaviour.throttle(30)
+
+            sending = await send(place.provider, type(self).message())
+
+        assert isinstance(sending.outcome, Deferred)
+        assert sending.outcome.reason is Reason.THROTTLED
+        assert sending.outcome.retry_after == (pytest.approx(30, abs=2) if self.resets else None)
 
     async def test_check_reports_each_state_of_the_account(self, tmp_path: Path, check: tuple[Behaviour, str]) -> None:
         behaviour, words = check

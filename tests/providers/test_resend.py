@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from dispatcher.dev.http_apis import resend_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, Uncertain
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.resend import KEY_SECONDS, ResendProvider
 from dispatcher.providers.resend.request import body_of
@@ -80,20 +78,17 @@ class TestOutcomes(HttpOutcomes):
     section, table, place = "Resend", TABLE, staticmethod(resend_place)
     secrets = (KEY, *EMAIL_PARTS)
     message_id = r"[0-9a-f-]{36}"
+    resets = True
+    refused = (
+        ({"to": (), "bcc": ("ann@example.com", "bob@example.com")}, "rejected_recipient", ""),
+        ({"subject": ""}, "invalid_content", "subject"),
+        ({"text": ""}, "invalid_content", ""),
+        ({"attachments": (OutgoingAttachment("a.txt", "text/plain", b""),)}, "invalid_content", ""),
+    )
     checks = (
         (Behaviour(key=KEY), "Resend accepts the API key; emails are delivered."),
         (Behaviour(key="re_other"), "Check RESEND_API_KEY"),
     )
-
-
-async def test_a_throttled_email_waits_for_the_reset(tmp_path: Path) -> None:
-    async with resend_place(tmp_path) as place:
-        place.double.behaviour.throttle(30)
-
-        sending = await send(place.provider, an_email())
-
-    assert isinstance(sending.outcome, Deferred)
-    assert sending.outcome.retry_after == pytest.approx(30, abs=2)
 
 
 async def test_a_second_request_with_the_same_key_gets_the_first_answer_and_delivers_nothing(tmp_path: Path) -> None:
@@ -145,24 +140,3 @@ def test_the_body_depends_on_nothing_but_the_email() -> None:
     )
 
     assert body_of(first) == body_of(second)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"to": (), "bcc": ("ann@example.com", "bob@example.com")}, Reason.REJECTED_RECIPIENT),
-        ({"subject": ""}, Reason.INVALID_CONTENT),
-        ({"text": ""}, Reason.INVALID_CONTENT),
-        ({"attachments": (OutgoingAttachment("a.txt", "text/plain", b""),)}, Reason.INVALID_CONTENT),
-    ],
-    ids=["several bcc alone", "no subject", "no body", "empty file"],
-)
-async def test_what_resend_would_refuse_is_rejected_before_it_is_sent(
-    tmp_path: Path, changes: dict[str, object], reason: Reason
-) -> None:
-    async with resend_place(tmp_path) as place:
-        sending = await send(place.provider, an_email(**changes))
-
-        assert isinstance(sending.outcome, Rejected)
-        assert (sending.outcome.reason, sending.outcome.code) == (reason, None)
-        assert not place.double.begun

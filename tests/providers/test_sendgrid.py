@@ -25,15 +25,14 @@ from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.headers import is_reserved
-from dispatcher.domain.outcome import Accepted, Deferred, Reason
+from dispatcher.domain.outcome import Accepted, Deferred
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, OutgoingEmail
 from dispatcher.errors import InvalidEmail
 from dispatcher.providers.sendgrid.request import body_of, http_headers_of
 from dispatcher.providers.sendgrid.responses import outcome_of
 from dispatcher.transport.http_response import HttpResponse
-from dispatcher.transport.mime_headers import UnrenderableEmail
 from tests.providers import sendgrid_schema
-from tests.providers.emails import an_email, send
+from tests.providers.emails import an_email
 from tests.providers.http_outcomes import EMAIL_PARTS, FAULT, Case, HttpOutcomes
 from tests.providers.sendgrid_place import KEY, sendgrid_place
 
@@ -109,6 +108,19 @@ class TestOutcomes(HttpOutcomes):
     section, table, place = "SendGrid", TABLE, staticmethod(sendgrid_place)
     secrets = (KEY, *EMAIL_PARTS)
     message_id = r"\S{22}"
+    resets = True
+    refused = (
+        ({"subject": ""}, "invalid_content", "subject"),
+        ({"text": None}, "invalid_content", ""),
+        ({"text": "", "html": ""}, "invalid_content", ""),
+        ({"attachments": (OutgoingAttachment("empty", "text/plain", b""),)}, "invalid_content", ""),
+        ({"text": "SG.abc123.def456 is our key"}, "invalid_content", ""),
+        ({"html": "lone \udc80"}, "invalid_content", ""),
+        ({"template_id": "d-1", "template_data": {"at": datetime.now(UTC).timetz}}, "invalid_content", ""),
+        ({"headers": {"x-sg-eid": "1"}}, "invalid_content", ""),
+        ({"headers": {"Reply-To": "a@example.com"}}, "invalid_content", ""),
+        ({"to": ("a@-.example",)}, "rejected_recipient", ""),
+    )
     checks = (
         (Behaviour(key=KEY), "SendGrid accepts the API key, and the key may send; emails are delivered."),
         (Behaviour(key="SG.another"), "Check SENDGRID_API_KEY"),
@@ -116,17 +128,6 @@ class TestOutcomes(HttpOutcomes):
         (Behaviour(Reply(200, b"<html>")), "Give the key the scope mail.send"),
         (Behaviour(Reply(500, b"")), "unexpected response"),
     )
-
-
-async def test_a_throttled_email_waits_for_the_reset(tmp_path: Path) -> None:
-    async with sendgrid_place(tmp_path) as place:
-        place.double.behaviour.throttle(30)
-
-        sending = await send(place.provider, an_email())
-
-    assert isinstance(sending.outcome, Deferred)
-    assert sending.outcome.reason is Reason.THROTTLED
-    assert sending.outcome.retry_after == pytest.approx(30, abs=2)
 
 
 NOW: Final = "Sat, 21 Nov 2026 07:30:00 GMT"
@@ -225,20 +226,6 @@ def test_the_headers_equal_those_of_the_vendors_client() -> None:
     theirs = SendGridAPIClient("SG.key").client.request_headers
 
     assert http_headers_of("SG.key") == {**theirs, "Content-Type": "application/json"}
-
-
-def test_a_plain_email_has_the_documented_form() -> None:
-    outgoing = an_email()
-
-    assert document_of(outgoing) == {
-        "from": {"email": "shop@example.org", "name": "Shop"},
-        "subject": "Your order",
-        "personalizations": [
-            {"to": [{"email": "ann@example.com"}], "custom_args": {"email_id": str(outgoing.email_id)}}
-        ],
-        "content": [{"type": "text/plain", "value": "Thank you.\n"}],
-        "headers": {"Message-ID": f"<{outgoing.email_id}@example.org>"},
-    }
 
 
 def test_with_bcc_alone_no_recipient_sees_another() -> None:
@@ -372,30 +359,6 @@ def test_attachments_keep_order_name_type_and_octets() -> None:
 
 def test_sandbox_mode_is_requested() -> None:
     assert document_of(an_email(), sandbox=True)["mail_settings"] == {"sandbox_mode": {"enable": True}}
-
-
-@pytest.mark.parametrize(
-    ("reason", "changes"),
-    [
-        (Reason.INVALID_CONTENT, {"subject": ""}),
-        (Reason.INVALID_CONTENT, {"text": None}),
-        (Reason.INVALID_CONTENT, {"text": "", "html": ""}),
-        (Reason.INVALID_CONTENT, {"attachments": (OutgoingAttachment("empty", "text/plain", b""),)}),
-        (Reason.INVALID_CONTENT, {"text": "SG.abc123.def456 is our key"}),
-        (Reason.INVALID_CONTENT, {"html": "lone \udc80"}),
-        (Reason.INVALID_CONTENT, {"template_id": "d-1", "template_data": {"at": datetime.now(UTC).timetz}}),
-        (Reason.INVALID_CONTENT, {"headers": {"x-sg-eid": "1"}}),
-        (Reason.INVALID_CONTENT, {"headers": {"Reply-To": "a@example.com"}}),
-        (Reason.REJECTED_RECIPIENT, {"to": ("a@-.example",)}),
-    ],
-)
-def test_emails_that_sendgrid_would_refuse_are_rejected_before_sending(reason: Reason, changes: dict[str, Any]) -> None:
-    with pytest.raises(UnrenderableEmail) as refused:
-        body_of(an_email(**changes))
-
-    assert refused.value.reason is reason
-    assert "example" not in refused.value.message
-    assert "abc123" not in refused.value.message
 
 
 def test_headers_that_sendgrid_reserves_are_refused_at_enqueue() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import orjson
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason
@@ -49,17 +49,10 @@ class Role:
         await self.answers.wait()
         self.given += 1
         expires_at = datetime.now(UTC) + timedelta(seconds=self.lasts_seconds)
-        body = json.dumps(
-            {
-                "AccessKeyId": f"ROLE{self.given}",
-                "SecretAccessKey": "secret",
-                "Token": f"token-{self.given}",
-                "Expiration": expires_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            }
-        ).encode()
-        writer.write(
-            b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (self.status, len(body)) + body
-        )
+        keys = {"AccessKeyId": f"ROLE{self.given}", "SecretAccessKey": "secret", "Token": f"token-{self.given}"}
+        body = orjson.dumps({**keys, "Expiration": expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")})
+        head = b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (self.status, len(body))
+        writer.write(head + body)
 
 
 @dataclass
@@ -118,21 +111,15 @@ async def accepted(provider: SesProvider) -> None:
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
-async def test_credentials_are_fetched_once_and_sign_every_request() -> None:
+async def test_credentials_are_fetched_once_sign_every_request_and_are_in_no_text() -> None:
     role = open_role()
     async with signed_by(role) as (provider, ses):
         await asyncio.gather(*(accepted(provider) for _ in range(20)))
+        words = "The canonical string was 'x-amz-security-token:{}', the key {}"
+        assert scrub(words.format("token-1", "secret")) == words.format("<credential>", "<credential>")
 
     assert role.given == 1
     assert ses.signers == ["ROLE1"] * 20
-
-
-async def test_no_text_repeats_the_secret_key_or_the_token() -> None:
-    words = "The canonical string was 'x-amz-security-token:{}', the key {}"
-    async with signed_by(open_role()) as (provider, _):
-        await accepted(provider)
-
-        assert scrub(words.format("token-1", "secret")) == words.format("<credential>", "<credential>")
 
 
 async def test_a_hanging_credentials_server_delays_no_other_providers_emails(tmp_path: Path) -> None:
@@ -167,10 +154,10 @@ async def test_emails_use_the_old_credentials_during_a_renewal() -> None:
         old = role.given
         role.answers.clear()
         role.lasts_seconds = HOUR
-        await until_asked(role, provider, times=old + 1)
+        await sent_until(provider, lambda: role.asked > old)
         await accepted(provider)
         role.answers.set()
-        await until_signed(ses, provider, by=f"ROLE{old + 1}")
+        await sent_until(provider, lambda: ses.signers[-1] == f"ROLE{old + 1}")
 
     assert set(ses.signers) == {f"ROLE{old}", f"ROLE{old + 1}"}
     assert ses.signers == sorted(ses.signers)
@@ -184,7 +171,7 @@ async def test_emails_wait_for_the_renewal_of_expiring_credentials() -> None:
         old = role.given
         role.answers.clear()
         role.lasts_seconds = HOUR
-        sending = asyncio.create_task(until_signed(ses, provider, by=f"ROLE{old + 1}"))
+        sending = asyncio.create_task(sent_until(provider, lambda: ses.signers[-1] == f"ROLE{old + 1}"))
         await until(lambda: role.asked == old + 1)
         signed = len(ses.signers)
         await asyncio.wait({sending}, timeout=SOON_SECONDS)
@@ -264,15 +251,8 @@ async def test_keys_that_were_replaced_in_the_file_are_read_again(tmp_path: Path
     assert ses.signers[-2:] == ["OLD", "NEW"]
 
 
-async def until_asked(role: Role, provider: SesProvider, times: int) -> None:
-    """Send emails until the role's server has got this many requests."""
+async def sent_until(provider: SesProvider, condition: Callable[[], bool]) -> None:
+    """Send emails until the condition is true."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while role.asked < times:
-            await accepted(provider)
-
-
-async def until_signed(ses: Ses, provider: SesProvider, by: str) -> None:
-    """Send emails until one is signed with these credentials."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while ses.signers[-1] != by:
+        while not condition():
             await accepted(provider)

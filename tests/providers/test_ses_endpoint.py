@@ -18,6 +18,7 @@ from tests.providers.conftest import Authority
 from tests.providers.emails import an_email, send
 from tests.providers.ses_place import REGION, aws_environment, ses_place
 
+FIPS, DUALSTACK = {"AWS_USE_FIPS_ENDPOINT": "true"}, {"AWS_USE_DUALSTACK_ENDPOINT": "true"}
 PROXY = {"HTTPS_PROXY": "http://proxy.example.com:3128"}
 
 
@@ -36,13 +37,9 @@ def endpoint(
         ("cn-north-1", {}, "https://email.cn-north-1.amazonaws.com.cn"),
         ("eusc-de-east-1", {}, "https://email.eusc-de-east-1.amazonaws.eu"),
         ("us-iso-east-1", {}, "https://email.us-iso-east-1.c2s.ic.gov"),
-        ("us-east-1", {"AWS_USE_FIPS_ENDPOINT": "true"}, "https://email-fips.us-east-1.amazonaws.com"),
-        ("us-east-1", {"AWS_USE_DUALSTACK_ENDPOINT": "true"}, "https://email.us-east-1.api.aws"),
-        (
-            "us-gov-west-1",
-            {"AWS_USE_DUALSTACK_ENDPOINT": "true", "AWS_USE_FIPS_ENDPOINT": "true"},
-            "https://email-fips.us-gov-west-1.api.aws",
-        ),
+        ("us-east-1", FIPS, "https://email-fips.us-east-1.amazonaws.com"),
+        ("us-east-1", DUALSTACK, "https://email.us-east-1.api.aws"),
+        ("us-gov-west-1", {**DUALSTACK, **FIPS}, "https://email-fips.us-gov-west-1.api.aws"),
         ("eu-west-1", {"AWS_ENDPOINT_URL": "https://vpce.example.com/ses"}, "https://vpce.example.com/ses"),
         ("eu-west-1", {"AWS_ENDPOINT_URL_SESV2": "https://vpce.example.com"}, "https://vpce.example.com"),
     ],
@@ -84,16 +81,13 @@ def test_our_own_setting_overrides_aws_endpoint_url() -> None:
 
 
 def test_the_profile_is_used(tmp_path: Path, authority: Authority) -> None:
-    profile = tmp_path / "config"
-    profile.write_text(
-        f"[profile mail]\nregion = us-west-2\nuse_fips_endpoint = true\nca_bundle = {authority.ca_file}\n"
-    )
+    profile, ca_file = tmp_path / "config", authority.ca_file
+    profile.write_text(f"[profile mail]\nregion = us-west-2\nuse_fips_endpoint = true\nca_bundle = {ca_file}\n")
 
     found = endpoint({"AWS_CONFIG_FILE": str(profile), "AWS_PROFILE": "mail"}, region=None)
 
-    assert found.url == "https://email-fips.us-west-2.amazonaws.com"
-    assert found.region == "us-west-2"
-    assert found.trusted == authority.ca_file
+    url = "https://email-fips.us-west-2.amazonaws.com"
+    assert (found.url, found.region, found.trusted) == (url, "us-west-2", ca_file)
 
 
 def test_resolving_the_endpoint_calls_no_server(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
-from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
+from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.smtp_connection import default_ehlo_name
@@ -20,8 +20,6 @@ from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, outcome_text, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
 from tests.waiting import until
-
-REFUSED = {"to": ("refused@example.com",)}
 
 
 @pytest.fixture
@@ -51,7 +49,18 @@ async def test_a_server_that_accepts_every_connection_gets_all_that_are_allowed(
         await asyncio.wait(tasks)
 
 
-async def test_a_full_server_gets_all_emails_and_is_asked_for_few_connections(tmp_path: Path) -> None:
+async def test_a_server_with_fewer_connections_gets_all_emails_over_those(tmp_path: Path) -> None:
+    behaviour = SmtpBehaviour(most_sessions=2, latency_seconds=0.01)
+    async with smtp_place(tmp_path, behaviour, connections=8) as place:
+        first = await send(place.provider, an_email())
+        others = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(40)))
+
+        assert all(isinstance(sending.outcome, Accepted) for sending in (first, *others))
+        assert place.sink.connections <= 8
+        assert place.sink.ledger().delivered == 41
+
+
+async def test_a_full_server_is_asked_for_few_connections(tmp_path: Path) -> None:
     behaviour = SmtpBehaviour(most_sessions=2, latency_seconds=0.01)
     async with smtp_place(tmp_path, behaviour, connections=100, emails_per_connection=1000) as place:
         await send(place.provider, an_email())
@@ -125,27 +134,31 @@ async def test_a_dead_idle_connection_is_replaced_within_the_attempt(used: SmtpP
     assert (sending.left, used.sink.connections, used.sink.ledger().delivered) == (1, 2, 2)
 
 
-@pytest.mark.parametrize("step", [Step.MAIL, Step.RCPT, Step.DATA])
-@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", SmtpFault.CLOSE])
-async def test_a_dead_idle_connection_is_replaced_only_once(used: SmtpPlace, step: Step, what: str) -> None:
-    used.sink.behaviour.script[step] = what
-
-    sending = await send(used.provider, an_email())
-
-    assert isinstance(sending.outcome, Deferred)
-    assert (sending.left, used.sink.connections) == (0, 2)
+IDLE = "421 4.4.2 idle for too long"
 
 
-@pytest.mark.parametrize("step", [Step.RCPT, Step.DATA])
-async def test_a_reused_connection_that_hangs_after_a_reply_is_awaited_until_the_deadline(
-    used: SmtpPlace, step: Step
+@pytest.mark.parametrize(
+    ("step", "what", "outcome", "connections", "arrived"),
+    [
+        # A dead idle connection is replaced only once.
+        *((step, IDLE, "deferred server_error", 2, 0) for step in (Step.MAIL, Step.RCPT, Step.DATA)),
+        *((step, SmtpFault.CLOSE, "deferred connection_failed", 2, 0) for step in (Step.MAIL, Step.RCPT, Step.DATA)),
+        # A connection that hangs after a reply is awaited until the deadline.
+        *((step, SmtpFault.HANG, "deferred timeout_before_send", 1, 0) for step in (Step.RCPT, Step.DATA)),
+        # No reply after the body: the email is never sent again.
+        (Step.ANSWER, SmtpFault.CLOSE, "uncertain", 1, 1),
+    ],
+)
+async def test_an_email_on_a_reused_connection_that_breaks_is_sent_at_most_once(
+    used: SmtpPlace, step: Step, what: str, outcome: str, connections: int, arrived: int
 ) -> None:
-    used.sink.behaviour.script[step] = SmtpFault.HANG
+    used.sink.behaviour.script[step] = what
+    email = an_email()
 
-    sending = await send(used.provider, an_email(), seconds=LATER_SECONDS)
+    sending = await send(used.provider, email, seconds=LATER_SECONDS if what is SmtpFault.HANG else PATIENCE_SECONDS)
 
-    assert isinstance(sending.outcome, Deferred)
-    assert (sending.left, used.sink.connections) == (0, 1)
+    assert (outcome_text(sending.outcome), sending.left) == (outcome, arrived)
+    assert (used.sink.connections, used.times()[str(email.email_id)]) == (connections, arrived)
 
 
 async def test_a_hanging_replacement_connection_is_not_replaced_again(used: SmtpPlace) -> None:
@@ -169,33 +182,16 @@ async def test_a_hanging_reused_connection_leaves_time_for_a_new_one(used: SmtpP
     assert used.sink.connections == 2
 
 
-async def test_no_reply_after_the_body_is_never_retried(used: SmtpPlace) -> None:
-    used.sink.behaviour.script[Step.ANSWER] = SmtpFault.CLOSE
-    email = an_email()
-
-    sending = await send(used.provider, email)
-
-    assert isinstance(sending.outcome, Uncertain)
-    assert used.times()[str(email.email_id)] == 1
-    assert used.sink.connections == 1
-
-
-async def test_a_refused_transaction_is_reset_before_the_next_email(used: SmtpPlace) -> None:
-    await send(used.provider, an_email(**REFUSED))
-
-    sending = await send(used.provider, an_email())
-
-    assert isinstance(sending.outcome, Accepted)
-    assert (used.sink.connections, used.sink.commands["RSET"]) == (1, 1)
-    assert used.sink.received[1].recipients == ("ann@example.com",)
-
-
-async def test_a_server_that_refuses_rset_gets_a_new_connection(used: SmtpPlace) -> None:
-    used.sink.behaviour.script[Step.RSET] = "500 what?"
-    await send(used.provider, an_email(**REFUSED))
+@pytest.mark.parametrize(("reply", "connections"), [(None, 1), ("500 what?", 2)], ids=["reset", "refused"])
+async def test_a_refused_transaction_is_reset_or_its_connection_replaced(
+    used: SmtpPlace, reply: str | None, connections: int
+) -> None:
+    used.sink.behaviour.script |= {Step.RSET: reply} if reply else {}
+    await send(used.provider, an_email(to=("refused@example.com",)))
 
     assert isinstance((await send(used.provider, an_email())).outcome, Accepted)
-    assert used.sink.connections == 2
+    assert (used.sink.connections, used.sink.commands["RSET"]) == (connections, 1)
+    assert used.sink.received[1].recipients == ("ann@example.com",)
 
 
 async def test_a_connection_that_was_idle_for_long_is_probed(tmp_path: Path) -> None:

@@ -125,23 +125,28 @@ async def test_a_hanging_handshake_ends_at_the_deadline(tmp_path: Path, authorit
     assert outcome_text(sending.outcome) == "deferred timeout_before_send"
 
 
-async def test_wrong_credentials_are_tried_once_and_the_adapter_recovers_once_they_are_corrected(
+async def test_a_login_is_deferred_or_tried_once_and_the_adapter_recovers_once_it_is_corrected(
     tmp_path: Path, authority: Authority
 ) -> None:
-    behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=LOGIN)
+    down = {Step.AUTH: "454 4.7.0 Temporary authentication failure"}
+    behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=LOGIN, script=down)
     async with secured(tmp_path, behaviour, authority.ca_file, password="wrong horse") as (provider, sink):
+        assert getattr((await send(provider, an_email())).outcome, "code", None) == "454 4.7.0"
+        down.clear()
         with pytest.raises(ProviderFault, match=r"535 5\.7\.8") as caught:
             await send(provider, an_email())
         assert "horse" not in str(caught.value)
         assert "shop-user" not in str(caught.value)
-        assert (sink.commands["AUTH"], sink.commands["MAIL"]) == (1, 0)
+        assert (sink.commands["AUTH"], sink.commands["MAIL"]) == (2, 0)
         behaviour.login = ("shop-user", "wrong horse")
 
         assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
 async def test_check_reports_the_connection(tmp_path: Path, authority: Authority) -> None:
-    behaviour = SmtpBehaviour(security="starttls", tls=authority.server, login=LOGIN, size_limit=1000)
+    behaviour = SmtpBehaviour(
+        security="starttls", tls=authority.server, login=LOGIN, login_methods="LOGIN", size_limit=1000
+    )
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         words = await provider.check()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -11,11 +10,10 @@ import pytest
 from dispatcher.dev.conformance import a_text
 from dispatcher.dev.http_apis import twilio_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Outcome, Reason, Rejected
+from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.provider_text import without_echo
 from dispatcher.providers.twilio import form_of
-from tests.providers.emails import send
 from tests.providers.http_outcomes import FAULT, Case, HttpOutcomes
 from tests.providers.twilio_place import CALLBACK, TOKEN, twilio_place
 
@@ -80,6 +78,14 @@ class TestOutcomes(HttpOutcomes):
     section, table, place, message = "Twilio", TABLE, staticmethod(twilio_place), staticmethod(a_text)
     secrets = SECRETS
     message_id = r"SM[0-9a-f]{32}"
+    resets = False
+    refused = (
+        ({"sender": ""}, "rejected_sender", "DISPATCHER_TWILIO_SENDER is not set"),
+        ({"to": ("ann@example.com",)}, "rejected_recipient", "a phone number in E.164"),
+        ({"text": "a" * 1601}, "invalid_content", "text has 1,601 characters; Twilio accepts at most 1,600"),
+        ({"text": "a\0"}, "invalid_content", "text contains a NUL character"),
+        ({"text": ""}, "invalid_content", "the SMS has no text"),
+    )
     checks = (
         (Behaviour(key=TOKEN), "Twilio accepts the credentials of the account."),
         (Behaviour(key="other"), "Check DISPATCHER_TWILIO_ACCOUNT_SID"),
@@ -112,26 +118,3 @@ def test_the_url_for_callbacks_names_the_sms() -> None:
 @pytest.mark.parametrize(("seconds", "sent"), [(59.9, "59"), (0.2, "1"), (1e6, "36000")])
 def test_twilio_discards_an_sms_that_expires_while_it_waits(seconds: float, sent: str) -> None:
     assert fields(a_text(), expires=seconds)["ValidityPeriod"] == sent
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason", "words"),
-    [
-        ({"sender": ""}, Reason.REJECTED_SENDER, "DISPATCHER_TWILIO_SENDER is not set"),
-        ({"to": ("ann@example.com",)}, Reason.REJECTED_RECIPIENT, "a phone number in E.164"),
-        ({"text": "a" * 1601}, Reason.INVALID_CONTENT, "text has 1,601 characters; Twilio accepts at most 1,600"),
-        ({"text": "a\0"}, Reason.INVALID_CONTENT, "text contains a NUL character"),
-        ({"text": ""}, Reason.INVALID_CONTENT, "the SMS has no text"),
-    ],
-    ids=["no sender", "an address", "too long", "NUL", "no text"],
-)
-async def test_what_twilio_would_refuse_is_rejected_before_it_is_sent(
-    tmp_path: Path, changes: dict[str, object], reason: Reason, words: str
-) -> None:
-    async with twilio_place(tmp_path) as place:
-        sending = await send(place.provider, a_text(**changes))
-
-        assert isinstance(sending.outcome, Rejected)
-        assert (sending.outcome.reason, sending.outcome.code) == (reason, None)
-        assert words in str(sending.outcome.detail)
-        assert not place.double.begun
