@@ -15,6 +15,7 @@ import pytest
 from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Provider
 from dispatcher.providers.ses import SesProvider
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.listeners import listening
@@ -106,7 +107,7 @@ def open_role(**changes: float) -> Role:
     return role
 
 
-async def accepted(provider: SesProvider) -> None:
+async def accepted(provider: Provider) -> None:
     """Send one email and assert that it is accepted."""
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
