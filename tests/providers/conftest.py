@@ -7,6 +7,7 @@ import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,18 @@ from dispatcher.domain.scrub import OWN_SECRETS
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Runs the tests in the workers' event loop."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs the tests of `HttpOutcomes` for each row of the provider's tables."""
+    if not hasattr(metafunc.cls, "table"):
+        return
+    if "case" in metafunc.fixturenames:
+        cases = [*metafunc.cls.table, *metafunc.cls.rows.cases()]
+        metafunc.parametrize("case", cases, ids=attrgetter("name"))
+    for name, rows in (("check", metafunc.cls.checks), ("refusal", metafunc.cls.refused)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, rows, ids=[f"{number} {row[-1]}" for number, row in enumerate(rows, 1)])
 
 
 @pytest.fixture(autouse=True)

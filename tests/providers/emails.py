@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from dispatcher.dev import conformance
-from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Provider
 from tests.providers.attempts import FakeAttempt
@@ -23,6 +23,14 @@ LATER_SECONDS = 2.0
 """A deadline in seconds that a test waits for. Even a busy machine reaches the intended point before this deadline."""
 MANY_SECONDS = 120.0
 """A deadline in seconds for hundreds of concurrent attempts, most of them waiting for a connection."""
+
+
+def outcome_text(outcome: Outcome | None) -> str:
+    """The text of the second and third columns of the tables in `docs/providers.md`."""
+    assert outcome is not None
+    if isinstance(outcome, Accepted | Uncertain):
+        return outcome_name(outcome)
+    return f"{outcome_name(outcome)} {outcome.reason}"
 
 
 @dataclass
@@ -64,17 +72,6 @@ async def send(
         seconds *= 4
         sending = await _attempt(provider, outgoing, seconds)
     return sending
-
-
-async def send_until_on_wire(provider: Provider, outgoing: OutgoingEmail, *, most: int = 3) -> Sending:
-    """Repeat the attempt until the email is on the wire. Among hundreds of connections, a few may break early."""
-    for _ in range(most):
-        sending = await send(provider, outgoing, seconds=MANY_SECONDS)
-        if sending.left:
-            return sending
-        assert isinstance(sending.outcome, Deferred)
-        assert sending.outcome.reason is Reason.CONNECTION_FAILED
-    raise AssertionError(f"nothing left in {most} attempts")
 
 
 async def _attempt(provider: Provider, outgoing: OutgoingEmail, seconds: float) -> Sending:

@@ -1,15 +1,11 @@
-"""TCP servers that fail before HTTP begins, and a resolver that never answers."""
+"""TCP servers, also such that fail before HTTP begins."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
-
-import pytest
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 from dispatcher.dev.http_double import HttpDouble
 from dispatcher.dev.recording_server import stop
@@ -64,23 +60,6 @@ async def speak_plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamW
     writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
-@contextmanager
-def full_listener() -> Iterator[int]:
-    """Open a listener that does not answer a SYN, because its queue is full; yields the port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        clients = [socket.socket() for _ in range(4)]
-        for client in clients:
-            client.setblocking(False)
-            client.connect_ex(listener.getsockname())
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            for client in clients:
-                client.close()
-
-
 @asynccontextmanager
 async def proxy(
     answer: bytes, double: HttpDouble | None = None, heads: list[bytes] | None = None
@@ -108,23 +87,3 @@ async def proxy(
 
     async with listening(serve) as port:
         yield f"http://127.0.0.1:{port}"
-
-
-@contextmanager
-def unresolved() -> Iterator[threading.Event]:
-    """Within the block, the resolver does not answer until the event is set. The end of the block sets the event,
-    because a waiting thread cannot be cancelled."""
-    answer = threading.Event()
-    resolve = socket.getaddrinfo
-
-    def wait(*arguments: Any, **named: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            assert answer.wait(20)
-        return resolve(*arguments, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket, "getaddrinfo", wait)
-        try:
-            yield answer
-        finally:
-            answer.set()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.message import EmailMessage
 from pathlib import Path
 
 from dispatcher.config.values import SmtpServer
@@ -18,6 +20,20 @@ from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.sms_capture import SmsCaptureProvider
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
+
+
+def filled(message: EmailMessage, bodies: Sequence[tuple[str, str]], files: Sequence[tuple[str, str, str]]) -> bytes:
+    """The message with these bodies (subtype, text) and files (type, content in Base64, name), by the standard library,
+    with boundaries that do not depend on chance."""
+    for number, (subtype, text) in enumerate(bodies):
+        add = message.add_alternative if number else message.set_content
+        add(text, subtype=subtype, cte="base64")
+    for content_type, content, filename in files:
+        kind, _, subtype = content_type.partition("/")
+        message.add_attachment(base64.b64decode(content), maintype=kind, subtype=subtype, filename=filename)
+    for number, part in enumerate(one for one in message.walk() if one.is_multipart()):
+        part.set_boundary(f"=_part_{number}")
+    return message.as_bytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import email.message
 import email.policy
 import ssl
@@ -17,6 +16,7 @@ from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.resend import ResendProvider, ResendSettings
+from tests.providers.places import filled
 
 KEY = "re_the_key_that_nobody_may_see_0123456789"
 
@@ -67,14 +67,6 @@ def rendered(document: dict[str, Any]) -> bytes:
     message["Subject"] = document.get("subject", "")
     for name, value in document.get("headers", {}).items():
         message[name] = str(email.policy.default.header_factory("X", value))
-    message.set_content(document.get("text", ""), cte="base64")
-    if "html" in document:
-        message.add_alternative(document["html"], subtype="html", cte="base64")
-    for file in document.get("attachments", ()):
-        kind, _, subtype = file["content_type"].partition("/")
-        message.add_attachment(
-            base64.b64decode(file["content"]), maintype=kind, subtype=subtype, filename=file["filename"]
-        )
-    for number, part in enumerate(one for one in message.walk() if one.is_multipart()):
-        part.set_boundary(f"=_part_{number}")
-    return message.as_bytes()
+    bodies = [("plain", document.get("text", "")), *([("html", document["html"])] if "html" in document else [])]
+    files = [(file["content_type"], file["content"], file["filename"]) for file in document.get("attachments", ())]
+    return filled(message, bodies, files)

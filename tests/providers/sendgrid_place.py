@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import email.message
 import email.policy
 import ssl
@@ -19,6 +18,7 @@ from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
+from tests.providers.places import filled
 
 KEY = "SG.the-key-that-nobody-may-see.0123456789"
 
@@ -76,8 +76,9 @@ def rendered(document: dict[str, Any]) -> bytes:
     message["Subject"] = document.get("subject", "")
     for name, value in document.get("headers", {}).items():
         message[name] = _decoded(value)
-    _fill(message, document)
-    return message.as_bytes()
+    bodies = [(part["type"].removeprefix("text/"), part["value"]) for part in document.get("content", ())]
+    files = [(file["type"], file["content"], file["filename"]) for file in document.get("attachments", ())]
+    return filled(message, bodies, files)
 
 
 def _mailbox(entry: dict[str, str]) -> Address:
@@ -89,19 +90,3 @@ def _mailbox(entry: dict[str, str]) -> Address:
 
 def _decoded(value: str) -> str:
     return str(email.policy.default.header_factory("X", value))
-
-
-def _fill(message: email.message.EmailMessage, document: dict[str, Any]) -> None:
-    for part in document.get("content", ()):
-        subtype = part["type"].removeprefix("text/")
-        if message.get_content_type() == "text/plain" and not message.is_multipart() and message.get_payload() is None:
-            message.set_content(part["value"], subtype=subtype, cte="base64")
-        else:
-            message.add_alternative(part["value"], subtype=subtype, cte="base64")
-    for file in document.get("attachments", ()):
-        kind, _, subtype = file["type"].partition("/")
-        message.add_attachment(
-            base64.b64decode(file["content"]), maintype=kind, subtype=subtype, filename=file["filename"]
-        )
-    for number, part in enumerate(one for one in message.walk() if one.is_multipart()):
-        part.set_boundary(f"=_part_{number}")

@@ -12,101 +12,66 @@ from typing import Any, Final
 
 import jsonschema
 
-MAILBOX: Final = {
-    "type": "object",
-    "properties": {
-        # The address must be ASCII, except for the local part, which the documentation does not restrict.
-        "email": {"type": "string", "pattern": r"^[^@\s]+@[A-Za-z0-9.-]+$", "maxLength": 320},
-        "name": {"type": "string", "minLength": 1},
-    },
-    "required": ["email"],
-    "additionalProperties": False,
+Schema = dict[str, Any]
+TEXT: Final[Schema] = {"type": "string", "minLength": 1}
+
+
+def _only(required: str, **properties: Schema) -> Schema:
+    """An object with no other properties. `required`: the names of those that it must have."""
+    return {
+        "type": "object", "properties": properties, "required": required.split(), "additionalProperties": False,
+    }  # fmt: skip
+
+
+def _some(items: Schema, **limits: Any) -> Schema:
+    return {"type": "array", "minItems": 1, "items": items, **limits}
+
+
+def _each(values: Schema, **limits: Any) -> Schema:
+    return {"type": "object", "additionalProperties": values, **limits}
+
+
+MAILBOX: Final = _only(
+    "email",
+    # The address must be ASCII, except for the local part, which the documentation does not restrict.
+    email={"type": "string", "pattern": r"^[^@\s]+@[A-Za-z0-9.-]+$", "maxLength": 320},
+    name=TEXT,
+)
+MAILBOXES: Final = _some(MAILBOX, maxItems=1000)
+PERSONALIZATION: Final = _only(
+    "to",
+    to=MAILBOXES,
+    cc=MAILBOXES,
+    bcc=MAILBOXES,
+    custom_args=_each({"type": "string"}, minProperties=1),
+    dynamic_template_data={"type": "object"},
+    subject=TEXT,
+    headers=_each({"type": "string"}),
+)
+ATTACHMENT: Final = _only(
+    "content filename",
+    content=TEXT,
+    type={"type": "string", "pattern": r"^[^;\r\n]+$"},
+    filename={"type": "string", "pattern": r"^[^\r\n]+$"},
+    disposition={"enum": ["attachment", "inline"]},
+)
+# The client must encode values that are not ASCII.
+HEADERS: Final = _each({"type": "string", "pattern": r"^[ -~]*$"}, propertyNames={"pattern": r"^[!-9;-~]+$"})
+CATEGORY: Final[Schema] = {"type": "string", "maxLength": 255, "pattern": r"^[ -~]+$"}
+PROPERTIES: Final[Schema] = {
+    "personalizations": _some(PERSONALIZATION, maxItems=1000),
+    "from": MAILBOX,
+    "reply_to": MAILBOX,
+    "reply_to_list": {**MAILBOXES, "uniqueItems": True},
+    "subject": TEXT,
+    "content": _some(_only("type value", type={"enum": ["text/plain", "text/html"]}, value=TEXT)),
+    "attachments": _some(ATTACHMENT),
+    "template_id": TEXT,
+    "headers": HEADERS,
+    "categories": _some(CATEGORY, maxItems=10, uniqueItems=True),
+    "mail_settings": _only("", sandbox_mode=_only("enable", enable={"type": "boolean"})),
 }
-MAILBOXES: Final = {"type": "array", "items": MAILBOX, "minItems": 1, "maxItems": 1000}
-SCHEMA: Final = {
-    "type": "object",
-    "properties": {
-        "personalizations": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 1000,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "to": MAILBOXES,
-                    "cc": MAILBOXES,
-                    "bcc": MAILBOXES,
-                    "custom_args": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}},
-                    "dynamic_template_data": {"type": "object"},
-                    "subject": {"type": "string", "minLength": 1},
-                    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-                },
-                "required": ["to"],
-                "additionalProperties": False,
-            },
-        },
-        "from": MAILBOX,
-        "reply_to": MAILBOX,
-        "reply_to_list": {**MAILBOXES, "uniqueItems": True},
-        "subject": {"type": "string", "minLength": 1},
-        "content": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "type": {"enum": ["text/plain", "text/html"]},
-                    "value": {"type": "string", "minLength": 1},
-                },
-                "required": ["type", "value"],
-                "additionalProperties": False,
-            },
-        },
-        "attachments": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "content": {"type": "string", "minLength": 1},
-                    "type": {"type": "string", "pattern": r"^[^;\r\n]+$"},
-                    "filename": {"type": "string", "pattern": r"^[^\r\n]+$"},
-                    "disposition": {"enum": ["attachment", "inline"]},
-                },
-                "required": ["content", "filename"],
-                "additionalProperties": False,
-            },
-        },
-        "template_id": {"type": "string", "minLength": 1},
-        "headers": {
-            "type": "object",
-            "propertyNames": {"pattern": r"^[!-9;-~]+$"},
-            # The client must encode values that are not ASCII.
-            "additionalProperties": {"type": "string", "pattern": r"^[ -~]*$"},
-        },
-        "categories": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 10,
-            "uniqueItems": True,
-            "items": {"type": "string", "maxLength": 255, "pattern": r"^[ -~]+$"},
-        },
-        "mail_settings": {
-            "type": "object",
-            "properties": {
-                "sandbox_mode": {
-                    "type": "object",
-                    "properties": {"enable": {"type": "boolean"}},
-                    "required": ["enable"],
-                    "additionalProperties": False,
-                }
-            },
-            "additionalProperties": False,
-        },
-    },
-    "required": ["personalizations", "from"],
-    "additionalProperties": False,
-}
+SCHEMA: Final = _only("personalizations from", **PROPERTIES)
 RESERVED_HEADERS: Final = frozenset(
     {"x-sg-id", "x-sg-eid", "received", "dkim-signature", "content-type", "content-transfer-encoding"}
     | {"to", "from", "subject", "reply-to", "cc", "bcc"}

@@ -22,6 +22,7 @@ from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.ses import SesProvider, SesSettings
+from tests.providers.places import filled
 
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
 SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
@@ -104,13 +105,9 @@ def rendered(document: dict[str, Any]) -> bytes:
     if "ReplyToAddresses" in document:
         message["Reply-To"] = [_mailbox(text) for text in document["ReplyToAddresses"]]
     message["Subject"] = simple["Subject"]["Data"]
-    bodies = [(subtype, simple["Body"][name]) for name, subtype in (("Text", "plain"), ("Html", "html"))
-              if name in simple["Body"]]  # fmt: skip
-    message.set_content(bodies[0][1]["Data"], subtype=bodies[0][0], charset=bodies[0][1]["Charset"])
-    for subtype, body in bodies[1:]:
-        message.add_alternative(body["Data"], subtype=subtype, charset=body["Charset"])
-        message.set_boundary("=_alternative")
-    return message.as_bytes()
+    texts = [(subtype, simple["Body"].get(name)) for name, subtype in (("Text", "plain"), ("Html", "html"))]
+    assert {body["Charset"] for _, body in texts if body} <= {"UTF-8"}
+    return filled(message, [(subtype, body["Data"]) for subtype, body in texts if body], [])
 
 
 def _mailbox(text: str) -> Address:

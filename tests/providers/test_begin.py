@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,102 +12,89 @@ import pytest
 
 from dispatcher.dev.http_behaviour import Fault
 from dispatcher.domain.outcome import Accepted, Outcome, Uncertain
-from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.contract import PromptProvider, SendAgain
 from tests.providers.attempts import FakeAttempt
-from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email
 from tests.providers.listeners import listening
-from tests.providers.resend_place import resend_place
 from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place, ses_provider
 from tests.providers.test_ses_credentials import Ses, accepted
-from tests.providers.twilio_place import twilio_place
 from tests.waiting import until
 
 PLACES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Any]]]] = {
-    "sendgrid": sendgrid_place,
-    "resend": resend_place,
+    "sendgrid": sendgrid_place,  # resend and twilio inherit the same code
     "ses": ses_place,
-    "twilio": lambda folder: twilio_place(folder, sender="+15005550006"),
 }
 
 
 @pytest.fixture(params=PLACES)
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    """An adapter with a double. The adapter has sent one message, so one connection is idle."""
+    """An adapter with a double. The adapter has sent one email, so one connection is idle."""
     async with PLACES[request.param](tmp_path) as opened:
         assert isinstance(opened.provider, PromptProvider)
-        assert isinstance((await send(opened.provider, a_message(opened))).outcome, Accepted)
+        await accepted(opened.provider)
         yield opened
-
-
-def a_message(place: Any) -> OutgoingEmail:
-    if place.provider.name != "twilio":
-        return an_email()
-    return replace(an_email(), to=("+4915112345678",), sender="", subject="", html=None, text="Hi.", channel="sms")
 
 
 class Begun:
     """An attempt that the adapter has begun; `outcome` is None if the adapter needs `send`."""
 
-    def __init__(self, provider: PromptProvider, email: OutgoingEmail, seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, provider: PromptProvider, seconds: float = PATIENCE_SECONDS, **changes: Any) -> None:
         self.left = 0
         deadline = asyncio.get_running_loop().time() + seconds
-        self.outcome: asyncio.Future[Outcome] | None = provider.begin(email, FakeAttempt(1, deadline, self._leave))
+        attempt = FakeAttempt(1, deadline, self._leave)
+        self.outcome: asyncio.Future[Outcome] | None = provider.begin(an_email(**changes), attempt)
 
     def _leave(self) -> None:
         self.left += 1
 
+    async def end(self) -> Outcome:
+        assert self.outcome is not None
+        return await self.outcome
+
 
 async def test_an_attempt_begins_on_an_idle_connection_and_leaves_it_idle(place: Any) -> None:
     for sent in (2, 3):
-        begun = Begun(place.provider, a_message(place))
+        begun = Begun(place.provider)
 
         assert begun.left == 1
-        assert begun.outcome is not None
-        assert isinstance(await begun.outcome, Accepted)
+        assert isinstance(await begun.end(), Accepted)
         assert place.times().total() == sent
 
 
 async def test_without_an_idle_connection_nothing_is_sent(place: Any) -> None:
-    on_the_only_connection = Begun(place.provider, a_message(place))
+    on_the_only_connection = Begun(place.provider)
 
-    waiting = Begun(place.provider, a_message(place))
+    waiting = Begun(place.provider)
 
     assert (waiting.outcome, waiting.left) == (None, 0)
-    assert on_the_only_connection.outcome is not None
-    await on_the_only_connection.outcome
+    await on_the_only_connection.end()
     assert place.times().total() == 2
 
 
 async def test_an_email_with_an_attachment_is_left_to_send(place: Any) -> None:
     file = OutgoingAttachment("a.txt", "text/plain", b"words")
 
-    begun = Begun(place.provider, replace(a_message(place), attachments=(file,)))
+    begun = Begun(place.provider, attachments=(file,))
 
     assert (begun.outcome, begun.left) == (None, 0)
 
 
 async def test_a_connection_that_breaks_before_the_answer_leaves_an_unknown_outcome(place: Any) -> None:
     place.double.behaviour.fault, place.double.behaviour.times = Fault.CLOSE, 1
-    begun = Begun(place.provider, a_message(place))
+    begun = Begun(place.provider)
 
-    assert begun.outcome is not None
-    assert isinstance(await begun.outcome, Uncertain)
-
-    assert Begun(place.provider, a_message(place)).outcome is None, "the broken connection was used again"
-    assert isinstance((await send(place.provider, a_message(place))).outcome, Accepted)
+    assert isinstance(await begun.end(), Uncertain)
+    assert Begun(place.provider).outcome is None, "the broken connection was used again"
+    await accepted(place.provider)
 
 
 async def test_an_answer_after_the_deadline_leaves_an_unknown_outcome(place: Any) -> None:
     place.double.behaviour.latency_seconds = 2 * PATIENCE_SECONDS
-    begun = Begun(place.provider, a_message(place), SOON_SECONDS)
+    begun = Begun(place.provider, SOON_SECONDS)
 
-    assert begun.outcome is not None
-    outcome = await begun.outcome
-
-    assert isinstance(outcome, Uncertain)
-    assert outcome.detail == "no response before the deadline"
+    assert await begun.end() == Uncertain("no response before the deadline")
 
 
 async def test_a_lease_that_has_ended_stops_the_attempt_before_its_first_byte(place: Any) -> None:
@@ -117,22 +103,19 @@ async def test_a_lease_that_has_ended_stops_the_attempt_before_its_first_byte(pl
 
     deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     with pytest.raises(PermissionError):
-        place.provider.begin(a_message(place), FakeAttempt(1, deadline, refuse))
+        place.provider.begin(an_email(), FakeAttempt(1, deadline, refuse))
 
-    again = Begun(place.provider, a_message(place))
-    assert again.outcome is not None
-    await again.outcome
+    await Begun(place.provider).end()
     assert place.times().total() == 2
 
 
 async def test_closing_the_adapter_ends_attempts_that_wait_for_their_answer(place: Any) -> None:
     place.double.behaviour.latency_seconds = 2 * PATIENCE_SECONDS
-    begun = Begun(place.provider, a_message(place))
+    begun = Begun(place.provider)
 
     await place.provider.close()
 
-    assert begun.outcome is not None
-    assert isinstance(await begun.outcome, Uncertain)
+    assert isinstance(await begun.end(), Uncertain)
 
 
 async def test_ses_asks_for_another_attempt_if_aws_refuses_the_credentials() -> None:
@@ -140,9 +123,6 @@ async def test_ses_asks_for_another_attempt_if_aws_refuses_the_credentials() -> 
     async with listening(ses.serve) as port, ses_provider(f"http://127.0.0.1:{port}") as provider:
         await accepted(provider)
         ses.ended = set(ses.signers)
-        begun = Begun(provider, an_email())
-
-        assert begun.outcome is not None
         with pytest.raises(SendAgain):
-            await begun.outcome
+            await Begun(provider).end()
         await until(lambda: len(ses.signers) == 2)

@@ -17,23 +17,16 @@ from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import an_email, send
 
 
-async def test_the_maildir_is_created_at_the_first_use(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "maildir"
+async def test_the_maildir_is_created_at_the_first_use_and_the_files_name_is_the_message_id(tmp_path: Path) -> None:
+    email, folder = an_email(), tmp_path / "a" / "maildir"
     provider = CaptureProvider(folder)
     assert not folder.exists()
 
-    await send(provider, an_email())
+    sending = await send(provider, email)
 
     assert {path.name for path in folder.iterdir()} == {"tmp", "new", "cur"}
     assert [path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())] == [0, 0, 0, 0]
-
-
-async def test_the_file_name_contains_the_email_id_and_is_the_message_id(tmp_path: Path) -> None:
-    email = an_email()
-
-    sending = await send(CaptureProvider(tmp_path), email)
-
-    (path,) = (tmp_path / "new").iterdir()
+    (path,) = (folder / "new").iterdir()
     assert path.name.startswith(f"{email.email_id}.")
     assert path.suffix == ".eml"
     assert sending.outcome == Accepted(path.name)
@@ -52,7 +45,7 @@ async def test_the_file_is_complete_and_still_hidden_at_mark_on_wire(tmp_path: P
     assert not list((tmp_path / "tmp").iterdir())
 
 
-async def test_an_impossible_folder_is_a_fault_until_it_is_corrected(tmp_path: Path) -> None:
+async def test_an_impossible_or_deleted_folder_is_a_fault_until_it_is_corrected(tmp_path: Path) -> None:
     folder = tmp_path / "maildir"
     folder.write_text("in the way")
     provider = CaptureProvider(folder)
@@ -62,36 +55,20 @@ async def test_an_impossible_folder_is_a_fault_until_it_is_corrected(tmp_path: P
     with pytest.raises(ProviderFault):
         await provider.check()
     folder.unlink()
-
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
-
-
-async def test_a_deleted_folder_is_created_again_after_the_fault(tmp_path: Path) -> None:
-    provider = CaptureProvider(tmp_path / "maildir")
-    await send(provider, an_email())
-    (tmp_path / "maildir").rename(tmp_path / "elsewhere")
-
+    folder.rename(tmp_path / "elsewhere")
     with pytest.raises(ProviderFault):
         await send(provider, an_email())
-
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
-async def test_a_full_disk_is_a_fault_that_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_full_disk_is_a_fault_that_leaves_nothing_behind_and_so_does_check(tmp_path: Path) -> None:
     provider = CaptureProvider(tmp_path)
-    await provider.check()
+    assert str(tmp_path) in await provider.check()
 
     with no_room(octets=1000), pytest.raises(ProviderFault, match="cannot be written"):
         await send(provider, an_email(text="x" * 5000))
 
-    assert not list((tmp_path / "tmp").iterdir())
-    assert not list((tmp_path / "new").iterdir())
-
-
-async def test_check_leaves_no_email(tmp_path: Path) -> None:
-    words = await CaptureProvider(tmp_path).check()
-
-    assert str(tmp_path) in words
     assert not [path for part in ("tmp", "new", "cur") for path in (tmp_path / part).iterdir()]
 
 

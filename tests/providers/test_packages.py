@@ -1,28 +1,84 @@
-"""Providers from installed packages are used like built-in ones, or refused with a reason."""
+"""Providers from installed packages are used like built-in ones, or refused with a reason; one adds a channel."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
+from textwrap import dedent
+from typing import Any, Final
 
+import orjson
 import pytest
 
 from dispatcher.cli.checks import CheckState, check_packages
 from dispatcher.config import BUILT_IN, examine, load, plugins
-from dispatcher.dev.conformance import Conformance
+from dispatcher.dev.conformance import TextConformance, a_text
+from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.capabilities import capability_gap
 from dispatcher.providers.contract import Provider
 from dispatcher.providers.registry import check_provider, max_in_flight, open_provider
 from dispatcher.telemetry.meters import Meter
 from tests.cli.commandline import CommandLine
-from tests.providers import journal_package
 from tests.providers.emails import an_email
 
 NAMED = {"DISPATCHER_PROVIDERS": "journal"}
+LOG = "email_dispatcher_log"
+CODE: Final = """
+    from dataclasses import dataclass
+    from pathlib import Path
+
+    from dispatcher.config import ProviderSettings, setting, values
+    from dispatcher.domain.capabilities import Capabilities
+    from dispatcher.telemetry.meters import Counter, Panel
+
+    LINES = Counter("dispatcher_journal_lines_total", "Lines that the journal provider wrote.", panel=Panel.SENDING)
+
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class JournalSettings(ProviderSettings):
+        file: Path | None = setting(values.path_of, None, "File that gets a line per email.", needed="set a file")
+        token: str = setting(values.api_key, None, "What each line begins with.", secret=True, empty="")
+
+
+    class JournalProvider:
+        name = "journal"
+        capabilities = Capabilities(copies=1, delivers=False)
+        settings = JournalSettings
+
+        def __init__(self, file):
+            self._file = file
+
+        @classmethod
+        def open(cls, settings):
+            return cls(settings.of(JournalSettings).file)
+
+        async def send(self, email, attempt):
+            raise NotImplementedError
+
+        async def check(self):
+            return f"{self._file} gets a line per email."
+
+        async def close(self):
+            pass
+"""
+
+
+def install(folder: Path, *, name: str = "journal", code: str = CODE, target: str = "JournalProvider") -> Path:
+    """Write the package into a folder for sys.path; return the folder."""
+    info = folder / f"email_dispatcher_{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    module = f"email_dispatcher_{name}"
+    (folder / f"{module}.py").write_text(dedent(code))
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: email-dispatcher-{name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[email_dispatcher.providers]\n{name} = {module}:{target}\n")
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +95,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 def _forget() -> None:
     plugins.installed.cache_clear()
     plugins.provider_class.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("email_dispatcher_")]:
+    for name in [name for name in sys.modules if name.startswith("email_dispatcher_") and name != LOG]:
         del sys.modules[name]
 
 
@@ -50,7 +106,7 @@ def mistake(environ: dict[str, str] | None = None) -> str:
 
 
 def test_a_packages_provider_has_settings_and_a_name(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+    install(tmp_path)
     (tmp_path / "token").write_text("t0ken\n")
 
     settings = load(
@@ -64,37 +120,26 @@ def test_a_packages_provider_has_settings_and_a_name(tmp_path: Path) -> None:
     assert load({**NAMED, "DISPATCHER_JOURNAL_MAX_PER_SECOND": "5"}).ceiling_of("journal") == 5
 
 
-async def test_a_packages_provider_sends_and_counts(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+async def test_a_packages_provider_is_checked_counts_and_is_not_recommended_if_it_delivers_nothing(
+    tmp_path: Path,
+) -> None:
+    install(tmp_path)
     settings = load({**NAMED, "DISPATCHER_JOURNAL_FILE": str(tmp_path / "lines")})
 
     assert await check_provider("journal", settings) == f"{tmp_path / 'lines'} gets a line per email."
-    assert open_provider("journal", settings).capabilities.copies == 1
     assert Meter.declared[-1].name == "dispatcher_journal_lines_total"
-
-
-def test_a_missing_setting_of_a_packages_provider_is_reported(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
-
-    assert mistake() == "DISPATCHER_JOURNAL_FILE is not set, but DISPATCHER_PROVIDERS lists journal: set a file."
-
-
-def test_a_provider_that_delivers_nothing_is_not_recommended(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
-
-    configured = {"journal": plugins.provider_class("journal").capabilities}
-
+    configured = {"journal": open_provider("journal", settings).capabilities}
     why = capability_gap(an_email(template_id="d-1", text=None), configured)
     assert why is not None
     assert "(resend, sendgrid, ses); configured: journal." in why.message
 
 
-def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+def test_a_missing_setting_or_an_unknown_provider_is_reported(tmp_path: Path) -> None:
+    install(tmp_path)
 
-    assert f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}, journal." in mistake(
-        {"DISPATCHER_PROVIDERS": "pigeon"}
-    )
+    assert mistake() == "DISPATCHER_JOURNAL_FILE is not set, but DISPATCHER_PROVIDERS lists journal: set a file."
+    unknown = mistake({"DISPATCHER_PROVIDERS": "pigeon"})
+    assert f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}, journal." in unknown
 
 
 @pytest.mark.parametrize(
@@ -119,7 +164,7 @@ def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Pat
 def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
     tmp_path: Path, code: str, target: str, words: str
 ) -> None:
-    journal_package.install(tmp_path, code=code, target=target)
+    install(tmp_path, code=code, target=target)
 
     found = mistake()
 
@@ -130,37 +175,28 @@ def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
 
 
 def test_a_package_with_a_variable_of_a_built_in_setting_is_refused(tmp_path: Path) -> None:
-    code = journal_package.CODE.replace('name = "journal"', 'name = "alert"').replace("    token:", "    email_to:")
-    journal_package.install(tmp_path, name="alert", code=code)
+    code = CODE.replace('name = "journal"', 'name = "alert"').replace("    token:", "    email_to:")
+    install(tmp_path, name="alert", code=code)
 
     assert "its settings use variables of the dispatcher: DISPATCHER_ALERT_EMAIL_TO" in mistake(
         {"DISPATCHER_PROVIDERS": "alert"}
     )
 
 
-def test_a_package_with_the_name_of_a_built_in_provider_is_refused(tmp_path: Path) -> None:
-    journal_package.install(tmp_path, name="capture")
+def test_a_package_with_the_name_of_a_built_in_provider_is_refused_and_doctor_warns_of_it(tmp_path: Path) -> None:
+    install(tmp_path, name="capture")
+    why = "capture is a built-in provider, but email-dispatcher-capture 1.0 provides a second"
 
     found = mistake({"DISPATCHER_PROVIDERS": "capture", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
+    (warning,) = check_packages()
 
-    assert found.startswith(
-        "DISPATCHER_PROVIDERS: capture is a built-in provider, but email-dispatcher-capture 1.0 provides a second"
-    )
-
-
-def test_doctor_warns_of_a_package_with_the_name_of_a_built_in_provider(tmp_path: Path) -> None:
-    journal_package.install(tmp_path, name="capture")
-
-    (found,) = check_packages()
-
-    assert found.state is CheckState.WARNING
-    assert found.detail.startswith(
-        "if DISPATCHER_PROVIDERS includes capture, `dispatcher run` fails: capture is a built-in provider, but"
-    )
+    assert found.startswith(f"DISPATCHER_PROVIDERS: {why}")
+    assert warning.state is CheckState.WARNING
+    assert warning.detail.startswith(f"if DISPATCHER_PROVIDERS includes capture, `dispatcher run` fails: {why}")
 
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+    install(tmp_path)
     other = tmp_path / "email_dispatcher_other-2.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: email-dispatcher-other\nVersion: 2.0\n")
@@ -170,7 +206,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_line_shows_the_provider_and_masks_its_secret(tmp_path: Path) -> None:
-    journal_package.install(tmp_path)
+    install(tmp_path)
     environment = {
         "DISPATCHER_JOURNAL_FILE": "/tmp/log",
         "DISPATCHER_JOURNAL_TOKEN": "t0ken",
@@ -185,24 +221,80 @@ def test_the_command_line_shows_the_provider_and_masks_its_secret(tmp_path: Path
     assert "DISPATCHER_JOURNAL_FILE is no setting" not in ended.stderr
 
 
-@dataclass(frozen=True, slots=True)
-class JournalPlace:
-    """The journal provider and the file into which it writes."""
+PACKAGE = Path(__file__).parents[2] / "examples" / "log_channel"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The module of the package, from a folder into which pip has installed it."""
+    folder = tmp_path_factory.mktemp("packages")
+    source = folder / "source"
+    source.mkdir()
+    for path in PACKAGE.iterdir():
+        if path.is_file():
+            (source / path.name).write_bytes(path.read_bytes())
+    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([sys.executable, *words, "--target", folder / "there", source], check=True)
+    sys.path.insert(0, str(folder / "there"))
+    yield import_module(LOG)
+    sys.path.remove(str(folder / "there"))
+    del sys.modules[LOG]
+
+
+def a_line(**changes: Any) -> OutgoingEmail:
+    return a_text(**{"to": ("orders",), "sender": "", "channel": "log", **changes})
+
+
+@dataclass
+class LogPlace:
+    """The adapter and its folder."""
 
     provider: Provider
-    file: Path
+    folder: Path
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [orjson.loads(line) for path in self.folder.glob("*.log") for line in path.read_bytes().splitlines()]
 
     def times(self) -> Counter[str]:
-        """How often each email id arrived."""
-        return Counter(self.file.read_text().split() if self.file.exists() else ())
+        """How often each line was written."""
+        return Counter(line["id"] for line in self._lines())
+
+    def texts(self) -> list[str]:
+        """The texts, in order."""
+        return [line["text"] for line in self._lines()]
 
 
 @asynccontextmanager
-async def journal_place(folder: Path) -> AsyncIterator[JournalPlace]:
-    """Install the journal provider from a package, and create its adapter."""
-    journal_package.install(folder)
-    settings = load({**NAMED, "DISPATCHER_JOURNAL_FILE": str(folder / "lines")})
-    yield JournalPlace(open_provider("journal", settings), folder / "lines")
+async def log_place(folder: Path) -> AsyncIterator[LogPlace]:
+    module = sys.modules[LOG]
+    yield LogPlace(module.LogProvider(folder / "logs"), folder / "logs")
 
 
-class TestJournal(Conformance, place=journal_place): ...
+@pytest.mark.usefixtures("installed")
+class TestLog(TextConformance, place=log_place):
+    message = staticmethod(a_line)
+
+
+def test_the_package_declares_the_provider(installed: Any) -> None:
+    found = [
+        point for each in distributions(path=[str(Path(installed.__file__).parent)]) for point in each.entry_points
+    ]
+
+    assert [(point.group, point.name) for point in found] == [("email_dispatcher.providers", "log")]
+    assert found[0].load() is installed.LogProvider
+
+
+def test_its_message_is_stored_as_every_other(installed: Any) -> None:
+    line = installed.LogLine(message_key="order-17", to="orders", text="Order 17 was paid.")
+    other = installed.LogLine(message_key="order-17", to="orders", text="Order 18 was paid.")
+
+    assert (line.channel, line.to, line.sender) == ("log", ("orders",), "")
+    assert installed.LogLine.from_json(line.to_json()) == line
+    assert line.payload_hash() != other.payload_hash()
+
+
+def test_its_provider_is_configured_like_the_others(installed: Any, tmp_path: Path) -> None:
+    settings = load({"DISPATCHER_PROVIDERS": "smtp,log", "DISPATCHER_LOG_DIR": str(tmp_path)})
+
+    assert settings.providers == ("smtp", "log")
+    assert installed.LogProvider.open(settings).capabilities.channel == "log"

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import orjson
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Provider
 from dispatcher.providers.ses import SesProvider
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.listeners import listening
 from tests.providers.sendgrid_place import sendgrid_place
-from tests.providers.ses_place import ses_provider
+from tests.providers.ses_place import aws_environment, ses_place, ses_provider
 from tests.waiting import until
 
 HOUR = 3600
@@ -49,17 +50,10 @@ class Role:
         await self.answers.wait()
         self.given += 1
         expires_at = datetime.now(UTC) + timedelta(seconds=self.lasts_seconds)
-        body = json.dumps(
-            {
-                "AccessKeyId": f"ROLE{self.given}",
-                "SecretAccessKey": "secret",
-                "Token": f"token-{self.given}",
-                "Expiration": expires_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            }
-        ).encode()
-        writer.write(
-            b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (self.status, len(body)) + body
-        )
+        keys = {"AccessKeyId": f"ROLE{self.given}", "SecretAccessKey": "secret", "Token": f"token-{self.given}"}
+        body = orjson.dumps({**keys, "Expiration": expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")})
+        head = b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (self.status, len(body))
+        writer.write(head + body)
 
 
 @dataclass
@@ -113,26 +107,20 @@ def open_role(**changes: float) -> Role:
     return role
 
 
-async def accepted(provider: SesProvider) -> None:
+async def accepted(provider: Provider) -> None:
     """Send one email and assert that it is accepted."""
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
-async def test_credentials_are_fetched_once_and_sign_every_request() -> None:
+async def test_credentials_are_fetched_once_sign_every_request_and_are_in_no_text() -> None:
     role = open_role()
     async with signed_by(role) as (provider, ses):
         await asyncio.gather(*(accepted(provider) for _ in range(20)))
+        words = "The canonical string was 'x-amz-security-token:{}', the key {}"
+        assert scrub(words.format("token-1", "secret")) == words.format("<credential>", "<credential>")
 
     assert role.given == 1
     assert ses.signers == ["ROLE1"] * 20
-
-
-async def test_no_text_repeats_the_secret_key_or_the_token() -> None:
-    words = "The canonical string was 'x-amz-security-token:{}', the key {}"
-    async with signed_by(open_role()) as (provider, _):
-        await accepted(provider)
-
-        assert scrub(words.format("token-1", "secret")) == words.format("<credential>", "<credential>")
 
 
 async def test_a_hanging_credentials_server_delays_no_other_providers_emails(tmp_path: Path) -> None:
@@ -167,10 +155,10 @@ async def test_emails_use_the_old_credentials_during_a_renewal() -> None:
         old = role.given
         role.answers.clear()
         role.lasts_seconds = HOUR
-        await until_asked(role, provider, times=old + 1)
+        await sent_until(provider, lambda: role.asked > old)
         await accepted(provider)
         role.answers.set()
-        await until_signed(ses, provider, by=f"ROLE{old + 1}")
+        await sent_until(provider, lambda: ses.signers[-1] == f"ROLE{old + 1}")
 
     assert set(ses.signers) == {f"ROLE{old}", f"ROLE{old + 1}"}
     assert ses.signers == sorted(ses.signers)
@@ -184,7 +172,7 @@ async def test_emails_wait_for_the_renewal_of_expiring_credentials() -> None:
         old = role.given
         role.answers.clear()
         role.lasts_seconds = HOUR
-        sending = asyncio.create_task(until_signed(ses, provider, by=f"ROLE{old + 1}"))
+        sending = asyncio.create_task(sent_until(provider, lambda: ses.signers[-1] == f"ROLE{old + 1}"))
         await until(lambda: role.asked == old + 1)
         signed = len(ses.signers)
         await asyncio.wait({sending}, timeout=SOON_SECONDS)
@@ -194,6 +182,18 @@ async def test_emails_wait_for_the_renewal_of_expiring_credentials() -> None:
 
     assert signed_meanwhile == []
     assert role.given == old + 1
+
+
+async def test_without_credentials_nothing_is_sent_until_they_arrive(tmp_path: Path) -> None:
+    async with ses_place(tmp_path) as place:
+        with (
+            aws_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY=""),
+            pytest.raises(ProviderFault, match=r"NoCredentialsError.*AWS_ACCESS_KEY_ID"),
+        ):
+            await send(place.provider, an_email())
+        assert not place.double.begun
+
+        await accepted(place.provider)
 
 
 async def test_refused_credentials_are_a_fault_until_they_are_issued() -> None:
@@ -252,15 +252,8 @@ async def test_keys_that_were_replaced_in_the_file_are_read_again(tmp_path: Path
     assert ses.signers[-2:] == ["OLD", "NEW"]
 
 
-async def until_asked(role: Role, provider: SesProvider, times: int) -> None:
-    """Send emails until the role's server has got this many requests."""
+async def sent_until(provider: SesProvider, condition: Callable[[], bool]) -> None:
+    """Send emails until the condition is true."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while role.asked < times:
-            await accepted(provider)
-
-
-async def until_signed(ses: Ses, provider: SesProvider, by: str) -> None:
-    """Send emails until one is signed with these credentials."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while ses.signers[-1] != by:
+        while not condition():
             await accepted(provider)

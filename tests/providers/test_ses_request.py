@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import copy
-import dataclasses
 import json
 from typing import Any
 
@@ -22,25 +21,23 @@ from dispatcher.transport.mime import render
 from dispatcher.transport.mime_headers import UnrenderableEmail
 from tests.providers.emails import an_email
 
+LONG_TYPE = OutgoingAttachment("a", f"application/{'x' * 70}", b"")
+MODEL = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")
 FILE = OutgoingAttachment("a.pdf", "application/pdf", b"%PDF")
 
 
-def document_of(configuration_set: str | None = None, **changes: Any) -> Parameters:
+def document_of(
+    configuration_set: str | None = None, *, email: OutgoingEmail | None = None, **changes: Any
+) -> Parameters:
     """The request's document. Asserts that botocore accepts the document and encodes it to the same bytes."""
-    document: Parameters = orjson.loads(bytes(request_for(an_email(**changes), configuration_set).body))
+    document: Parameters = orjson.loads(bytes(request_for(email or an_email(**changes), configuration_set).body))
     parameters = with_blobs(document)
-    model = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")
-    report = ParamValidator().validate(parameters, model.input_shape)
+    report = ParamValidator().validate(parameters, MODEL.input_shape)
     assert not report.has_errors(), report.generate_report()
-    theirs = create_serializer("rest-json").serialize_to_request(parameters, model)
+    theirs = create_serializer("rest-json").serialize_to_request(parameters, MODEL)
     assert json.loads(theirs["body"]) == document
     assert theirs["headers"] == {"Content-Type": "application/json"}
     return document
-
-
-def vars_of(email: OutgoingEmail) -> dict[str, Any]:
-    """An email's fields."""
-    return {field.name: getattr(email, field.name) for field in dataclasses.fields(email)}
 
 
 def with_blobs(document: Parameters) -> Parameters:
@@ -112,7 +109,7 @@ def test_names_that_are_not_ascii_are_encoded_words_on_one_line() -> None:
 def test_an_email_that_does_not_fit_simple_is_raw(changes: dict[str, Any]) -> None:
     email = an_email(bcc=("Eve <eve@example.com>",), cc=("Zoë <zoe@example.com>",), reply_to=("h@x.org",), **changes)
 
-    request = with_blobs(document_of(**vars_of(email)))
+    request = with_blobs(document_of(email=email))
 
     assert request["Content"] == {"Raw": {"Data": render(email).content}}
     assert request["FromEmailAddress"] == "shop@example.org"
@@ -124,14 +121,8 @@ def test_an_email_that_does_not_fit_simple_is_raw(changes: dict[str, Any]) -> No
     assert "ReplyToAddresses" not in request
 
 
-def test_the_raw_form_is_valid() -> None:
-    document_of(attachments=(FILE,), headers={"X-A": "b"}, tags=("a",))
-
-
 def test_fields_without_recipients_are_left_out() -> None:
-    request = document_of(to=(), bcc=("eve@example.com",))
-
-    assert request["Destination"] == {"BccAddresses": ["eve@example.com"]}
+    assert document_of(to=(), bcc=("eve@example.com",))["Destination"] == {"BccAddresses": ["eve@example.com"]}
 
 
 def test_a_template_gets_its_data() -> None:
@@ -159,28 +150,6 @@ def test_headers_and_files_of_a_template_use_the_apis_fields() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"headers": {"X-Campaign": "Grüße"}},
-        {"headers": {"X-Campaign": ""}},
-        {"headers": {"X-Campaign": "x" * 990}},
-        {"headers": {f"X-{number}": "x" for number in range(MAX_HEADERS + 1)}},
-        {"attachments": (OutgoingAttachment("a", f"application/{'x' * 70}", b""),)},
-    ],
-)
-def test_headers_and_files_that_the_api_refuses_with_a_template_are_rejected(changes: dict[str, Any]) -> None:
-    with pytest.raises(UnrenderableEmail) as refusal:
-        request_for(an_email(template_id="welcome", text=None, **changes), None)
-
-    assert refusal.value.reason is Reason.INVALID_CONTENT
-
-
-def test_header_injection_is_refused_with_a_template_too() -> None:
-    with pytest.raises(UnrenderableEmail):
-        request_for(an_email(template_id="welcome", text=None, headers={"X-A": "1\r\nBcc: eve@example.com"}), None)
-
-
 @pytest.mark.parametrize("name", ["Bcc ", " X-SES-A", "X-A:", "X-A\r\nBcc", "X-\u017fES-A", ""])
 def test_an_invalid_header_name_in_a_stored_email_is_rejected_alone_and_in_a_bulk_call(name: str) -> None:
     stored = an_email(template_id="welcome", text=None, headers={name: "eve"})
@@ -193,7 +162,7 @@ def test_an_invalid_header_name_in_a_stored_email_is_rejected_alone_and_in_a_bul
 def test_tags_are_numbered_and_use_allowed_characters() -> None:
     email = an_email(tags=("welcome", "order.confirmed@shop", "Grüße", "a b"))
 
-    assert document_of(**vars_of(email))["EmailTags"] == [
+    assert document_of(email=email)["EmailTags"] == [
         {"Name": "email_id", "Value": str(email.email_id)},
         {"Name": "tag_1", "Value": "welcome"},
         {"Name": "tag_2", "Value": "order_confirmed_shop"},
@@ -203,15 +172,12 @@ def test_tags_are_numbered_and_use_allowed_characters() -> None:
 
 
 def test_the_configuration_set_is_in_every_form() -> None:
-    for changes in ({}, {"attachments": (FILE,)}, {"template_id": "welcome", "text": None}):
+    for changes in (
+        {},
+        {"attachments": (FILE,), "headers": {"X-A": "b"}, "tags": ("a",)},
+        {"template_id": "welcome", "text": None},
+    ):
         assert document_of("news", **changes)["ConfigurationSetName"] == "news"
-
-
-def test_fifty_recipients_are_accepted() -> None:
-    request = document_of(to=[f"a{number}@example.com" for number in range(25)],
-                            bcc=[f"b{number}@example.com" for number in range(25)])  # fmt: skip
-
-    assert len(request["Destination"]["BccAddresses"]) == 25
 
 
 def test_files_are_encoded_while_sending_and_are_in_memory_once() -> None:
@@ -228,6 +194,17 @@ def test_files_are_encoded_while_sending_and_are_in_memory_once() -> None:
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
+        *(
+            (Reason.INVALID_CONTENT, {"template_id": "welcome", "headers": headers})
+            for headers in (
+                {"X-Campaign": "Grüße"},
+                {"X-Campaign": ""},
+                {"X-Campaign": "x" * 990},
+                {f"X-{number}": "x" for number in range(MAX_HEADERS + 1)},
+                {"X-A": "1\r\nBcc: eve@example.com"},
+            )
+        ),
+        (Reason.INVALID_CONTENT, {"template_id": "w", "attachments": (LONG_TYPE,)}),
         (Reason.INVALID_CONTENT, {"html": "lone \ud800 surrogate"}),
         (Reason.INVALID_CONTENT, {"template_id": "\ud800"}),
         (Reason.INVALID_CONTENT, {"template_id": "welcome", "subject": "Hello\r\nBcc: eve@example.com"}),
@@ -239,7 +216,7 @@ def test_files_are_encoded_while_sending_and_are_in_memory_once() -> None:
         (Reason.REJECTED_SENDER, {"template_id": "welcome", "sender": "nobody"}),
     ],
 )
-def test_every_form_refuses_what_mime_refuses(reason: Reason, changes: dict[str, Any]) -> None:
+def test_every_form_refuses_what_mime_or_the_api_refuses(reason: Reason, changes: dict[str, Any]) -> None:
     with pytest.raises(UnrenderableEmail) as refusal:
         document_of(**changes)
 

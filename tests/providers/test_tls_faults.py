@@ -5,10 +5,11 @@ from __future__ import annotations
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -35,70 +36,38 @@ yaWDTZRL2PsC0P0=
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
 
-Server = Callable[[trustme.CA, Path], ssl.SSLContext | None]
+RSA = {"key_type": trustme.KeyType.RSA}
+OLD_CIPHERS, SMALL_DH = "AES128-SHA:@SECLEVEL=0", "DHE-RSA-AES128-GCM-SHA256:@SECLEVEL=0"
 
-
-def _context(issued: trustme.LeafCert) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    issued.configure_cert(context)
-    return context
-
-
-def expired(ca: trustme.CA, _: Path) -> ssl.SSLContext:
-    return _context(ca.issue_cert("127.0.0.1", not_before=NOW - 2 * DAY, not_after=NOW - DAY))
-
-
-def not_yet_valid(ca: trustme.CA, _: Path) -> ssl.SSLContext:
-    return _context(ca.issue_cert("127.0.0.1", not_before=NOW + DAY, not_after=NOW + 2 * DAY))
-
-
-def of_another_host(ca: trustme.CA, _: Path) -> ssl.SSLContext:
-    return _context(ca.issue_cert("elsewhere.example"))
-
-
-def of_an_unknown_authority(_ca: trustme.CA, _: Path) -> ssl.SSLContext:
-    return _context(trustme.CA().issue_cert("127.0.0.1"))
-
-
-def with_a_small_dh_key(ca: trustme.CA, folder: Path) -> ssl.SSLContext:
-    context = _context(ca.issue_cert("127.0.0.1", key_type=trustme.KeyType.RSA))
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("DHE-RSA-AES128-GCM-SHA256:@SECLEVEL=0")
-    (folder / "dh.pem").write_text(DH_1024)
-    context.load_dh_params(str(folder / "dh.pem"))
-    return context
-
-
-def with_old_tls(ca: trustme.CA, _: Path) -> ssl.SSLContext:
-    context = _context(ca.issue_cert("127.0.0.1", key_type=trustme.KeyType.RSA))
-    context.set_ciphers("ALL:@SECLEVEL=0")
-    with pytest.deprecated_call():
-        context.minimum_version = ssl.TLSVersion.TLSv1
-        context.maximum_version = ssl.TLSVersion.TLSv1_1
-    return context
-
-
-def with_old_ciphers(ca: trustme.CA, _: Path) -> ssl.SSLContext:
-    context = _context(ca.issue_cert("127.0.0.1", key_type=trustme.KeyType.RSA))
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("AES128-SHA:@SECLEVEL=0")
-    return context
-
-
-def without_tls(_ca: trustme.CA, _: Path) -> None:
-    return None
-
-
-CASES: list[tuple[Server, str, str]] = [
-    (expired, "certificate has expired", "Renew the server's certificate."),
-    (not_yet_valid, "certificate is not yet valid", "Correct this host's clock."),
-    (of_another_host, "not valid for '127.0.0.1'", "Correct the host in SOME_URL"),
-    (of_an_unknown_authority, "unable to get local issuer certificate", "Set DISPATCHER_CA_FILE"),
-    (with_a_small_dh_key, "Diffie-Hellman key is too small (DH_KEY_TOO_SMALL)", "Diffie-Hellman key of at least 2048"),
-    (with_old_tls, "only old versions of TLS", "TLS 1.2 or newer"),
-    (with_old_ciphers, "no cipher that we accept", "ECDHE"),
-    (without_tls, "does not answer with TLS", "Check the scheme and the port in SOME_URL"),
+CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
+    ("expired", {"not_before": NOW - 2 * DAY, "not_after": NOW - DAY}, "", "has expired", "Renew the server's"),
+    ("too young", {"not_before": NOW + DAY, "not_after": NOW + 2 * DAY}, "", "is not yet valid", "this host's clock."),
+    ("another host", {}, "", "not valid for '127.0.0.1'", "Correct the host in SOME_URL"),
+    ("unknown authority", {}, "", "unable to get local issuer certificate", "Set DISPATCHER_CA_FILE"),
+    ("small DH key", RSA, SMALL_DH, "key is too small (DH_KEY_TOO_SMALL)", "Diffie-Hellman key of at least 2048"),
+    ("old TLS", RSA, "ALL:@SECLEVEL=0", "only old versions of TLS", "TLS 1.2 or newer"),
+    ("old ciphers", RSA, OLD_CIPHERS, "no cipher that we accept", "ECDHE"),
+    ("no TLS", {}, "", "does not answer with TLS", "Check the scheme and the port in SOME_URL"),
 ]
+
+
+def context_of(kind: str, certificate: dict[str, Any], ciphers: str, ca: trustme.CA, folder: Path) -> ssl.SSLContext:
+    """The server's side of TLS for a case."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    host = "elsewhere.example" if kind == "another host" else "127.0.0.1"
+    issuer = trustme.CA() if kind == "unknown authority" else ca
+    issuer.issue_cert(host, **certificate).configure_cert(context)
+    if ciphers:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(ciphers)
+    if kind == "small DH key":
+        (folder / "dh.pem").write_text(DH_1024)
+        context.load_dh_params(str(folder / "dh.pem"))
+    if kind == "old TLS":
+        with pytest.deprecated_call():
+            context.minimum_version = ssl.TLSVersion.TLSv1
+            context.maximum_version = ssl.TLSVersion.TLSv1_1
+    return context
 
 
 @contextmanager
@@ -123,11 +92,14 @@ def listening(context: ssl.SSLContext | None) -> Iterator[int]:
             thread.join()
 
 
-@pytest.mark.parametrize(("server", "words", "remedy"), CASES, ids=[server.__name__ for server, *_ in CASES])
-async def test_each_cause_has_its_words_and_its_remedy(tmp_path: Path, server: Server, words: str, remedy: str) -> None:
+@pytest.mark.parametrize(("kind", "certificate", "ciphers", "words", "remedy"), CASES, ids=[row[0] for row in CASES])
+async def test_each_cause_has_its_words_and_its_remedy(
+    kind: str, certificate: dict[str, Any], ciphers: str, words: str, remedy: str, tmp_path: Path
+) -> None:
     ca, ca_file = trustme.CA(), tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)
-    with listening(server(ca, tmp_path)) as port:
+    context = None if kind == "no TLS" else context_of(kind, certificate, ciphers, ca, tmp_path)
+    with listening(context) as port:
         smtp = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "tls")), ca_file=ca_file)
         settings = SendGridSettings(api_key="key", host=f"https://127.0.0.1:{port}")
         sendgrid = SendGridProvider(settings, connections=1, ca_file=ca_file)

@@ -1,9 +1,14 @@
-"""In every situation, ses returns the outcome in `docs/providers.md`; the server counts the emails."""
+"""The ses adapter: its outcomes, its proxy, and its report on the account."""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import base64
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,15 +17,17 @@ import botocore.session
 import pytest
 from botocore.retries.standard import ThrottledRetryableChecker
 
-from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, octets_of
+from dispatcher.dev.http_double import running_double
+from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.domain.outgoing import OutgoingAttachment
-from dispatcher.errors import ProviderFault
+from dispatcher.providers.ses import SesProvider
 from dispatcher.providers.ses.responses import VERDICTS
 from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_until_on_wire
-from tests.providers.outcome_table import FAULT, outcome_text, rows_in_docs
-from tests.providers.ses_place import ses_place
+from tests.providers.emails import SOON_SECONDS, an_email, outcome_text, send
+from tests.providers.http_outcomes import EMAIL_PARTS, FAULT, Case, HttpOutcomes, Rows
+from tests.providers.listeners import listening, proxy, stay_silent
+from tests.providers.ses_place import ACCESS_KEY, SECRET_KEY, ses_place, ses_provider
 from tests.waiting import until
 
 
@@ -29,29 +36,16 @@ def aws_error(status: int, kind: str, message: str = "", **headers: str) -> Repl
     return Reply(status, {"message": message}, {"x-amzn-ErrorType": f"{kind}:http://internal.amazon.com/", **headers})
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row of the table in docs/providers.md, and one way to cause the situation of this row.
-
-    Attributes:
-        row: The table's first column.
-        expected: The outcome's type, and its reason if the type has several; `ProviderFault` for a fault.
-        act: What the server does.
-        code: The outcome's code.
-        detail: A part of the outcome's detail, or of the fault.
-        accepted: How often the email is in the server's ledger.
-        has_template: The email uses a template.
-    """
-
-    row: str
-    expected: str
-    act: Fault | Reply | None = None
-    code: str | None = None
-    detail: str = ""
-    accepted: int = 0
-    has_template: bool = False
-    seconds: float = PATIENCE_SECONDS
-
+ECHO: Final = aws_error(400, "MessageRejected", "ann@example.com <ann@example.com> is not ann%40example.com")
+A_TEMPLATE: Final = {"template_id": "welcome", "text": None}
+ROWS: Final = Rows(
+    not_connected="no connection: refused, unknown host, TLS handshake interrupted, proxy",
+    untrusted="no credentials; the certificate is not trusted, or TLS failed for another definite reason",
+    late="the deadline passes before the request is sent",
+    silence="no response after the request was sent: closed, reset, deadline passed",
+    broken="an incomplete response, invalid HTTP, or unexpected JSON",
+    section="SES",
+)
 
 ACCEPTED: Final = "200 with a MessageId"
 NEITHER: Final = "200 without one, another 2xx, or a redirect (not followed)"
@@ -69,28 +63,20 @@ ACCOUNT: Final = "credentials, signature, clock, permission; 401, 403, 404, 405,
 REFUSED: Final = "another 4xx"
 SERVER: Final = "InternalFailure, ServiceUnavailable; 408, 500, 503, another 5xx"
 GATEWAY: Final = "502 or 504 without a code of SES's own"
-SILENCE: Final = "no response after the request was sent: closed, reset, deadline passed"
-BROKEN: Final = "an incomplete response, invalid HTTP, or unexpected JSON"
 LOCAL_SIZE: Final = "more than 40 MB, found before sending"
 LOCAL_RECIPIENTS: Final = "more than 50 recipients, or a recipient with non-ASCII letters before the @"
 LOCAL_SENDER: Final = "a sender with non-ASCII letters before the @"
-NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake interrupted, proxy"
-NOT_SIGNED: Final = "no credentials; the certificate is not trusted, or TLS failed for another definite reason"
-LATE: Final = "the deadline passes before the request is sent"
 
 UNVERIFIED: Final = "Email address is not verified. The following identities failed the check: shop@example.org"
 FAILED: Final = "Email address is not verified. The following identities failed the check in region EU-WEST-1: "
 EXPIRED: Final = "Signature expired: 20261101T000000Z is now earlier than 20261101T001000Z"
 NO_SET: Final = "Configuration set <news> does not exist."
-SOON: Final = SOON_SECONDS
 PAGE: Final = b"<html><title>504 Gateway Time-out</title></html>"
 
-CASES: Final = [
+TABLE: Final = [
     Case(ACCEPTED, "accepted", accepted=1),
-    Case(ACCEPTED, "accepted", Fault.LAST_ANSWER, accepted=1),
     Case(NEITHER, "uncertain", Fault.EMPTY, "200", "without a MessageId (no content type)", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "without a MessageId (text/html)", accepted=1),
-    Case(NEITHER, "uncertain", Fault.FLOOD, "202", accepted=1),
     Case(NEITHER, "uncertain", Reply(204), "204"),
     Case(NEITHER, "uncertain", Reply(200, {"MessageId": 5}), "200"),
     Case(NEITHER, "uncertain", Reply(200, {"MessageId": ""}), "200"),
@@ -113,6 +99,7 @@ CASES: Final = [
     Case(SENDER, "rejected rejected_sender", aws_error(400, "MessageRejected", FAILED + "SHOP@example.org"),
          "MessageRejected"),
     Case(SANDBOX, FAULT, aws_error(400, "MessageRejected", FAILED + "ann@example.org"), detail="production access"),
+    Case(CONTENT, "rejected invalid_content", ECHO, "MessageRejected", "<address>"),
     Case(SYNTAX, "rejected rejected_recipient", aws_error(400, "BadRequestException", "Missing final '@domain'"),
          "BadRequestException"),
     Case(SYNTAX, "rejected rejected_recipient", aws_error(400, "InvalidParameterValue", "Illegal address"),
@@ -125,8 +112,8 @@ CASES: Final = [
          "BadRequestException"),
     Case(LARGE, "rejected too_large", Reply(413), "413"),
     Case(TEMPLATE, "rejected invalid_content", aws_error(404, "NotFoundException", "Template welcome does not exist."),
-         "NotFoundException", has_template=True),
-    Case(SET_UP, FAULT, aws_error(404, "NotFoundException", NO_SET), detail="CONFIGURATION_SET", has_template=True),
+         "NotFoundException", changes=A_TEMPLATE),
+    Case(SET_UP, FAULT, aws_error(404, "NotFoundException", NO_SET), detail="CONFIGURATION_SET", changes=A_TEMPLATE),
     Case(SET_UP, FAULT, aws_error(404, "NotFoundException", "gone"), detail="CONFIGURATION_SET"),
     Case(SET_UP, FAULT, aws_error(400, "BadRequestException", NO_SET), detail="<news> does not exist"),
     Case(ACCOUNT, FAULT, aws_error(403, "UnrecognizedClientException", "Token invalid."), detail="AWS_ACCESS_KEY_ID"),
@@ -149,105 +136,75 @@ CASES: Final = [
     Case(SERVER, "deferred server_error", aws_error(503, "ServiceUnavailable"), "ServiceUnavailable"),
     Case(SERVER, "deferred server_error", aws_error(504, "InternalFailure"), "InternalFailure"),
     Case(SERVER, "deferred server_error", Reply(500, b"<html>"), "500"),
+    Case(SERVER, "deferred server_error", Reply(500, b"ann@example.com"), "500"),
     Case(SERVER, "deferred server_error", Reply(408), "408"),
     Case(SERVER, "deferred server_error", Reply(599, b"?"), "599"),
     Case(GATEWAY, "uncertain", Reply(504, PAGE), "504"),
     Case(GATEWAY, "uncertain", Reply(502), "502"),
-    Case(SILENCE, "uncertain", Fault.CLOSE_UNREAD),
-    Case(SILENCE, "uncertain", Fault.RESET_UNREAD),
-    Case(SILENCE, "uncertain", Fault.CLOSE, detail="the connection was closed", accepted=1),
-    Case(SILENCE, "uncertain", Fault.RESET, detail="the connection was reset", accepted=1),
-    Case(SILENCE, "uncertain", Fault.HANG, detail="no response before the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(SILENCE, "uncertain", Fault.DRIP, detail="no response before the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", "incomplete at the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(BROKEN, "uncertain", Reply(200, ["MessageId"]), "200"),
-    Case(BROKEN, "uncertain", Reply(503, ["?"]), "503", detail="cannot be parsed"),
-    Case(BROKEN, "uncertain", Fault.HALF, "202", accepted=1),
-    Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
-    Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
+    Case(ROWS.broken, "uncertain", Reply(200, ["MessageId"]), "200"),
+    Case(ROWS.broken, "uncertain", Reply(503, ["?"]), "503", detail="cannot be parsed"),
 ]  # fmt: skip
-ELSEWHERE: Final = {
-    (LOCAL_SIZE, "rejected too_large"),
-    (LOCAL_RECIPIENTS, "rejected rejected_recipient"),
-    (LOCAL_SENDER, "rejected rejected_sender"),
-    (NOT_CONNECTED, "deferred connection_failed"),
-    (NOT_SIGNED, FAULT),
-    (LATE, "deferred timeout_before_send"),
-}
-"""Rows that need no special server. The tests are below, in test_ses_connecting and in test_ses_transport."""
+
+SENDS: Final = {"SendingEnabled": True, "ProductionAccessEnabled": True}
+QUOTA_OF_DAY: Final = {"Max24HourSend": 50000.0, "MaxSendRate": 14.0, "SentLast24Hours": 12.0}
+THE_ACCOUNT: Final = {**SENDS, "SendQuota": QUOTA_OF_DAY}
+USED_UP: Final = {**SENDS, "SendQuota": {"Max24HourSend": 200, "SentLast24Hours": 200}}
+DENIED: Final = aws_error(403, "AccessDeniedException", "arn:aws:ses:eu-west-1:1:identity/ann@example.com is not yours")
+SANDBOXED: Final = {**THE_ACCOUNT, "ProductionAccessEnabled": False}
 
 
-def _named(case: Case) -> str:
-    act = str(case.act)
-    if isinstance(case.act, Reply):
-        act = f"{case.act.status} {dict(case.act.headers)} {case.act.body!r}".replace("x-amzn-ErrorType", "")
-    return re.sub(r"[^a-z0-9]+", "-", f"{case.row[:30]} {act}".lower()).strip("-")[:100]
+@dataclass(frozen=True)
+class AccountPlace:
+    """The ses adapter, with a server that answers only the question about the account."""
+
+    provider: SesProvider
 
 
-@pytest.mark.parametrize("case", CASES, ids=_named)
-async def test_each_situation_has_the_outcome_of_its_row(case: Case, tmp_path: Path, authority: Authority) -> None:
-    email = an_email(template_id="welcome", text=None) if case.has_template else an_email()
-    async with ses_place(tmp_path, Behaviour(case.act), tls=authority.server, ca_file=authority.ca_file) as place:
-        if case.expected == FAULT:
-            with pytest.raises(ProviderFault, match=re.escape(case.detail)):
-                await send(place.provider, email, seconds=case.seconds)
-            assert not place.times()
-            assert place.double.begun.total() == 1
-            return
+@asynccontextmanager
+async def account_place(_folder: Path, behaviour: Behaviour) -> AsyncIterator[AccountPlace]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"GET /v2/email/account HTTP/1.1\r\n")
+        assert isinstance(behaviour.fault, Reply)
+        writer.write(octets_of(behaviour.fault))
 
-        sending = await send(place.provider, email, seconds=case.seconds, leaves=True)
-
-        assert sending.outcome is not None
-        assert outcome_text(sending.outcome) == case.expected
-        assert sending.left == 1
-        assert getattr(sending.outcome, "code", None) == case.code
-        assert case.detail in (sending.outcome.detail or "")
-        assert "@" not in (sending.outcome.detail or "")
-        # The double may still be reading after the deadline.
-        await until(lambda: len(place.times()) == case.accepted)
-        assert place.times()[str(email.email_id)] == case.accepted
-        assert place.double.begun.total() == 1
+    async with listening(serve) as port, ses_provider(f"http://127.0.0.1:{port}") as provider:
+        yield AccountPlace(provider)
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["tls", "clear"])
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if isinstance(case.act, Fault) and case.act is not Fault.FLOOD], ids=_named
-)
-async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: Path, authority: Authority) -> None:
-    """There is only one connection. Whatever happened to an email, the next email gets a usable connection."""
-    async with ses_place(
-        tmp_path, Behaviour(case.act), tls=authority.server if tls else None, ca_file=authority.ca_file, connections=1
-    ) as place:
-        first = await send(place.provider, an_email(), seconds=case.seconds, leaves=True)
-        place.double.behaviour = Behaviour()
-        email = an_email()
-
-        sending = await send(place.provider, email)
-
-        assert outcome_text(first.outcome) == case.expected if first.outcome else False
-        assert isinstance(sending.outcome, Accepted)
-        assert place.double.requests[str(email.email_id)] == 1
-
-
-async def test_two_hundred_emails_accepted_without_a_response_are_uncertain(
-    tmp_path: Path, authority: Authority
-) -> None:
-    emails = [an_email() for _ in range(200)]
-    async with ses_place(tmp_path, Behaviour(Fault.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
-        sendings = await asyncio.gather(*(send_until_on_wire(place.provider, email) for email in emails))
-
-        assert [sending.outcome for sending in sendings if not isinstance(sending.outcome, Uncertain)] == []
-        assert place.double.ledger().delivered == 200
-        assert not place.double.ledger().duplicates
-        assert place.double.requests == {str(email.email_id): 1 for email in emails}
-
-
-async def test_the_message_id_is_recorded(tmp_path: Path) -> None:
-    async with ses_place(tmp_path) as place:
-        sending = await send(place.provider, an_email())
-
-    assert isinstance(sending.outcome, Accepted)
-    assert (sending.outcome.provider_message_id or "").startswith("0100")
+class TestOutcomes(HttpOutcomes):
+    section, table, place, rows = "SES", TABLE, staticmethod(ses_place), ROWS
+    account = staticmethod(account_place)
+    local = frozenset(
+        {
+            (LOCAL_SIZE, "rejected too_large"),
+            (LOCAL_RECIPIENTS, "rejected rejected_recipient"),
+            (LOCAL_SENDER, "rejected rejected_sender"),
+        }
+    )
+    secrets = (ACCESS_KEY, SECRET_KEY, *EMAIL_PARTS)
+    message_id = r"0100\S+"
+    resets = False
+    refused = (
+        ({"attachments": (OutgoingAttachment("a", "text/plain", bytes(31_000_000)),)}, "too_large", ""),
+        ({"to": [f"a{number}@example.com" for number in range(51)]}, "rejected_recipient", ""),
+        ({"bcc": ("юзер@example.com",)}, "rejected_recipient", ""),
+        ({"sender": "магазин@example.org"}, "rejected_sender", ""),
+        ({"reply_to": ("помощь@example.org",)}, "invalid_content", ""),
+    )
+    checks = (
+        (Behaviour(Reply(200, THE_ACCOUNT)), "answers: 14 emails per second, 12 of 50,000 sent in 24 hours."),
+        (Behaviour(Reply(200, SANDBOXED)), "sandbox: SES delivers to verified addresses only."),
+        (Behaviour(Reply(200, SENDS)), "SES in eu-west-1 answers: quota unknown."),
+        (Behaviour(DENIED), "may not read the account's state (ses:GetAccount)."),
+        (Behaviour(Reply(200, {**THE_ACCOUNT, "SendingEnabled": False})), "disabled sending"),
+        (Behaviour(Reply(200, USED_UP)), "quota of 200 emails per day is used up"),
+        (Behaviour(aws_error(403, "InvalidClientTokenId", "ann@example.com")), "Check AWS's credentials"),
+        (Behaviour(aws_error(429, "TooManyRequestsException", "slow")), "SES cannot be used: slow"),
+        (Behaviour(Reply(500, b"<html>")), "SES cannot be used"),
+        (Behaviour(Reply(200, b"<html>")), "not SES v2. Check DISPATCHER_SES_ENDPOINT_URL"),
+        (Behaviour(Reply(200, ["?"])), "SES"),
+    )
 
 
 @pytest.mark.parametrize("name", ["é", "a\r\nb", "x" * 1000])
@@ -280,39 +237,6 @@ async def test_the_wait_comes_from_the_responses_headers(
     assert sending.outcome.retry_after == seconds
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"attachments": (OutgoingAttachment("a", "text/plain", bytes(31_000_000)),)},
-            (LOCAL_SIZE, "rejected too_large"),
-        ),
-        ({"to": [f"a{number}@example.com" for number in range(51)]}, (LOCAL_RECIPIENTS, "rejected rejected_recipient")),
-        ({"bcc": ("юзер@example.com",)}, (LOCAL_RECIPIENTS, "rejected rejected_recipient")),
-        ({"sender": "магазин@example.org"}, (LOCAL_SENDER, "rejected rejected_sender")),
-    ],
-)
-async def test_emails_that_ses_never_accepts_are_not_sent(
-    changes: dict[str, object], expected: tuple[str, str], tmp_path: Path
-) -> None:
-    async with ses_place(tmp_path) as place:
-        sending = await send(place.provider, an_email(**changes))
-
-        assert sending.outcome is not None
-        assert expected in ELSEWHERE
-        assert outcome_text(sending.outcome) == expected[1]
-        assert sending.left == 0
-        assert not place.double.begun
-
-
-async def test_a_non_ascii_reply_to_is_not_sent(tmp_path: Path) -> None:
-    async with ses_place(tmp_path) as place:
-        sending = await send(place.provider, an_email(reply_to=("помощь@example.org",)))
-
-    assert isinstance(sending.outcome, Rejected)
-    assert sending.outcome.reason is Reason.INVALID_CONTENT
-
-
 def test_every_exception_in_the_model_has_a_verdict() -> None:
     model = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")
 
@@ -329,5 +253,88 @@ def test_botocores_throttling_errors_are_ours() -> None:
     assert {VERDICTS[code] for code in codes} == {Deferred(Reason.THROTTLED)}
 
 
-def test_the_table_in_the_docs_has_the_same_rows() -> None:
-    assert rows_in_docs("SES") == {(case.row, case.expected) for case in CASES} | ELSEWHERE
+async def test_requests_go_through_the_proxy(tmp_path: Path, authority: Authority) -> None:
+    heads: list[bytes] = []
+    async with (
+        running_double(tmp_path, tls=authority.server) as double,
+        proxy(b"HTTP/1.1 200 OK\r\n\r\n", double, heads) as url,
+        ses_provider(
+            double.url.replace("127.0.0.1", "localhost"),
+            ca_file=authority.ca_file,
+            environment={"HTTPS_PROXY": url.replace("://", "://ann:s%40fe@")},
+        ) as provider,
+    ):
+        email = an_email()
+        sending = await send(provider, email)
+        again = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Accepted)
+        assert isinstance(again.outcome, Accepted)
+        assert sending.left == 1
+        assert double.requests[str(email.email_id)] == 1
+        (head,) = heads
+        assert head.startswith(b"CONNECT localhost:%d HTTP/1.1\r\n" % double.port)
+        assert b"\r\nProxy-Authorization: Basic %b\r\n" % base64.b64encode(b"ann:s@fe") in head
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 502 No\r\n\r\n",
+        b"HTTP/1.1 407 No\r\n\r\n",
+        b"",
+        b"what?\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nand more",
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 100_000,
+    ],
+    ids=["502", "407", "nothing", "invalid HTTP", "more than its answer", "no end"],
+)
+async def test_a_proxys_refusal_is_a_definite_failure(answer: bytes, tmp_path: Path, authority: Authority) -> None:
+    async with (
+        running_double(tmp_path, tls=authority.server) as double,
+        proxy(answer) as url,
+        ses_provider(double.url, ca_file=authority.ca_file, environment={"HTTPS_PROXY": url}) as provider,
+    ):
+        sending = await send(provider, an_email())
+
+        assert isinstance(sending.outcome, Deferred)
+        assert sending.outcome.reason is Reason.CONNECTION_FAILED
+        assert "the proxy answered" in (sending.outcome.detail or "")
+        assert sending.left == 0
+        assert not double.begun
+
+
+async def test_a_silent_proxy_ends_at_the_deadline(tmp_path: Path, authority: Authority) -> None:
+    async with (
+        running_double(tmp_path, tls=authority.server) as double,
+        listening(stay_silent) as port,
+        ses_provider(
+            double.url, ca_file=authority.ca_file, environment={"HTTPS_PROXY": f"http://127.0.0.1:{port}"}
+        ) as provider,
+    ):
+        sending = await send(provider, an_email(), seconds=SOON_SECONDS)
+
+    assert (outcome_text(sending.outcome), sending.left) == ("deferred timeout_before_send", 0)
+
+
+async def test_emails_use_no_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    async with ses_place(tmp_path, Behaviour(latency_seconds=SOON_SECONDS), connections=50) as place:
+        sendings = [asyncio.create_task(send(place.provider, an_email())) for _ in range(50)]
+        await until(lambda: place.double.begun.total() == 50)
+        threads = {thread.name for thread in set(threading.enumerate()) - before}
+        await asyncio.gather(*sendings)
+
+    assert {name for name in threads if not name.startswith("asyncio")} <= {"aws-credentials"}
+
+
+def test_boto3_is_imported_only_if_ses_is_configured() -> None:
+    program = (
+        "import sys; from dispatcher.config import load; from dispatcher.providers.registry import open_provider\n"
+        "import dispatcher.cli.main, dispatcher.worker.process\n"
+        "assert not {'boto3', 'botocore', 'urllib3'} & set(sys.modules)\n"
+        "open_provider('ses', load({'AWS_REGION': 'eu-west-1'}))\n"
+        "assert {'boto3', 'botocore'} <= sys.modules.keys()"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,41 +1,19 @@
-"""In every situation, resend returns the outcome in `docs/providers.md`; the server counts the emails."""
+"""The resend adapter: its outcomes, its requests, its idempotency key, and its settings."""
 
 from __future__ import annotations
 
-import logging
-import re
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-import pytest
-
-from dispatcher.config import examine, load
 from dispatcher.dev.http_apis import resend_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, Uncertain
 from dispatcher.domain.outgoing import OutgoingAttachment
-from dispatcher.errors import ProviderFault
-from dispatcher.providers.resend import KEY_SECONDS, ResendProvider, ResendSettings
+from dispatcher.providers.resend import KEY_SECONDS, ResendProvider
 from dispatcher.providers.resend.request import body_of
-from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, SOON_SECONDS, an_email, send
-from tests.providers.outcome_table import (
-    BROKEN,
-    EACH_HTTP_API,
-    ELSEWHERE,
-    FAULT,
-    LATE,
-    NOT_CONNECTED,
-    SILENCE,
-    Case,
-    outcome_text,
-    rows_in_docs,
-)
+from tests.providers.emails import an_email, send
+from tests.providers.http_outcomes import EMAIL_PARTS, FAULT, Case, HttpOutcomes
 from tests.providers.resend_place import KEY, resend_place
-from tests.waiting import until
-
-SECRETS: Final = (KEY, "ann@example.com", "shop@example.org", "Your order", "Thank you")
 
 
 def invalid(status: int, message: str) -> Reply:
@@ -55,9 +33,8 @@ THROTTLED: Final = "another 429"
 SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from Resend"
 
-CASES: Final = [
+TABLE: Final = [
     Case(ACCEPTED, "accepted", accepted=1),
-    Case(ACCEPTED, "accepted", Fault.LAST_ANSWER, accepted=1),
     Case(NEITHER, "uncertain", Fault.EMPTY, "200", "200 with an empty body", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "octets of text/html", accepted=1),
     Case(NEITHER, "uncertain", Fault.REDIRECT, "307", accepted=1),
@@ -94,78 +71,24 @@ CASES: Final = [
     Case(SERVER, "deferred server_error", Reply(408), "408"),
     Case(GATEWAY, "uncertain", Reply(502), "502"),
     Case(GATEWAY, "uncertain", Reply(504, b"<html>"), "504"),
-    Case(SILENCE, "uncertain", Fault.CLOSE_UNREAD),
-    Case(SILENCE, "uncertain", Fault.CLOSE, accepted=1),
-    Case(SILENCE, "uncertain", Fault.RESET, accepted=1),
-    Case(SILENCE, "uncertain", Fault.HANG, accepted=1, seconds=SOON_SECONDS),
-    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", accepted=1, seconds=LATER_SECONDS),
-    Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
-    Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=attrgetter("name"))
-async def test_each_situation_has_the_outcome_of_its_row(
-    case: Case, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    email = an_email()
-    async with resend_place(tmp_path, Behaviour(case.act), tls=authority.server, ca_file=authority.ca_file) as place:
-        if case.expected == FAULT:
-            with pytest.raises(ProviderFault, match=re.escape(case.detail)) as fault:
-                await send(place.provider, email, seconds=case.seconds)
-            assert not place.times()
-            words = str(fault.value)
-        else:
-            sending = await send(place.provider, email, seconds=case.seconds, leaves=True)
-            assert sending.outcome is not None
-            assert outcome_text(sending.outcome) == case.expected
-            assert (sending.left, getattr(sending.outcome, "code", None)) == (1, case.code)
-            assert case.detail in (sending.outcome.detail or "")
-            words = repr(sending.outcome)
-            await until(lambda: len(place.times()) == case.accepted)
-        assert place.double.begun.total() == 1
-    assert [secret for secret in SECRETS if secret in words + caplog.text] == []
-
-
-def test_the_table_in_the_docs_has_the_same_rows() -> None:
-    assert rows_in_docs("Resend", EACH_HTTP_API) == {(case.row, case.expected) for case in CASES} | ELSEWHERE
-
-
-async def test_a_closed_port_is_connection_failed(tmp_path: Path) -> None:
-    async with resend_place(tmp_path) as place:
-        await place.double.close()
-
-        sending = await send(place.provider, an_email())
-
-    assert sending.outcome is not None
-    assert (NOT_CONNECTED, outcome_text(sending.outcome)) in ELSEWHERE
-    assert sending.left == 0
-
-
-async def test_nothing_is_sent_after_the_deadline(tmp_path: Path) -> None:
-    async with resend_place(tmp_path) as place:
-        sending = await send(place.provider, an_email(), seconds=0)
-
-        assert sending.outcome is not None
-        assert (LATE, outcome_text(sending.outcome)) in ELSEWHERE
-        assert not place.double.begun
-
-
-async def test_an_untrusted_certificate_is_a_fault(tmp_path: Path, authority: Authority) -> None:
-    async with resend_place(tmp_path, tls=authority.server) as place:
-        with pytest.raises(ProviderFault, match="certificate"):
-            await send(place.provider, an_email())
-
-
-async def test_a_throttled_email_waits_for_the_reset(tmp_path: Path) -> None:
-    async with resend_place(tmp_path) as place:
-        place.double.behaviour.throttle(30)
-
-        sending = await send(place.provider, an_email())
-
-    assert isinstance(sending.outcome, Deferred)
-    assert sending.outcome.retry_after == pytest.approx(30, abs=2)
+class TestOutcomes(HttpOutcomes):
+    section, table, place = "Resend", TABLE, staticmethod(resend_place)
+    secrets = (KEY, *EMAIL_PARTS)
+    message_id = r"[0-9a-f-]{36}"
+    resets = True
+    refused = (
+        ({"to": (), "bcc": ("ann@example.com", "bob@example.com")}, "rejected_recipient", ""),
+        ({"subject": ""}, "invalid_content", "subject"),
+        ({"text": ""}, "invalid_content", ""),
+        ({"attachments": (OutgoingAttachment("a.txt", "text/plain", b""),)}, "invalid_content", ""),
+    )
+    checks = (
+        (Behaviour(key=KEY), "Resend accepts the API key; emails are delivered."),
+        (Behaviour(key="re_other"), "Check RESEND_API_KEY"),
+    )
 
 
 async def test_a_second_request_with_the_same_key_gets_the_first_answer_and_delivers_nothing(tmp_path: Path) -> None:
@@ -217,47 +140,3 @@ def test_the_body_depends_on_nothing_but_the_email() -> None:
     )
 
     assert body_of(first) == body_of(second)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"to": (), "bcc": ("ann@example.com", "bob@example.com")}, Reason.REJECTED_RECIPIENT),
-        ({"subject": ""}, Reason.INVALID_CONTENT),
-        ({"text": ""}, Reason.INVALID_CONTENT),
-        ({"attachments": (OutgoingAttachment("a.txt", "text/plain", b""),)}, Reason.INVALID_CONTENT),
-    ],
-    ids=["several bcc alone", "no subject", "no body", "empty file"],
-)
-async def test_what_resend_would_refuse_is_rejected_before_it_is_sent(
-    tmp_path: Path, changes: dict[str, object], reason: Reason
-) -> None:
-    async with resend_place(tmp_path) as place:
-        sending = await send(place.provider, an_email(**changes))
-
-        assert isinstance(sending.outcome, Rejected)
-        assert (sending.outcome.reason, sending.outcome.code) == (reason, None)
-        assert not place.double.begun
-
-
-@pytest.mark.parametrize(
-    ("key", "words"), [(KEY, "Resend accepts the API key; emails are delivered."), ("re_other", "Check RESEND_API_KEY")]
-)
-async def test_check_reports_whether_resend_accepts_the_key(tmp_path: Path, key: str, words: str) -> None:
-    async with resend_place(tmp_path, Behaviour(key=key)) as place:
-        try:
-            report = await place.provider.check()
-        except ProviderFault as fault:
-            report = str(fault.remedy)
-
-    assert report.startswith(words)
-
-
-def test_the_settings_need_a_key_and_never_show_it(tmp_path: Path) -> None:
-    _, _, mistakes = examine({"DISPATCHER_PROVIDERS": "resend"}, needs=["providers"])
-    assert mistakes == ("RESEND_API_KEY is not set, but DISPATCHER_PROVIDERS lists resend: set it to a key.",)
-
-    (tmp_path / "key").write_text(f"{KEY}\n")
-    settings = load({"DISPATCHER_PROVIDERS": "resend", "RESEND_API_KEY_FILE": str(tmp_path / "key")})
-    assert settings.of(ResendSettings).api_key == KEY
-    assert KEY not in repr(settings)
