@@ -1,7 +1,8 @@
-"""`dispatcher run` checks the settings and servers before its first fork, and then sends and drains."""
+"""`dispatcher run` and `dispatcher api` check settings and servers, and then work until a signal."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import signal
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import boto3.session
 import orjson
@@ -18,7 +20,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from dispatcher import Email, enqueue
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import Topology, depths
 from dispatcher.dev.servers import Servers
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.events.requests import delivery
@@ -60,30 +62,24 @@ def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, byt
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"DISPATCHER_PROVIDERS": None}, "DISPATCHER_PROVIDERS is not set"),
-        ({"DISPATCHER_PROVIDERS": "none"}, "DISPATCHER_PROVIDERS has an unknown provider: 'none'"),
-        ({"DISPATCHER_PROVIDERS": "smtp"}, "DISPATCHER_SMTP_URL is not set"),
-        ({"DISPATCHER_CAPTURE_DIR": None}, "DISPATCHER_CAPTURE_DIR is not set"),
-        ({"DISPATCHER_AMQP_URL": "amqp://u:p@mq/?heartbeat=blue"}, "DISPATCHER_AMQP_URL"),
+        (
+            {"DATABASE_URL": "http://db", "WORKERS": "many", "PROVIDERS": "none", "AMQP_URL": None},
+            ["DISPATCHER_DATABASE_URL", "DISPATCHER_WORKERS", "DISPATCHER_PROVIDERS has an", "DISPATCHER_AMQP_URL is"],
+        ),
+        ({"PROVIDERS": "smtp"}, ["DISPATCHER_SMTP_URL is not set"]),
+        ({"CAPTURE_DIR": None}, ["DISPATCHER_CAPTURE_DIR is not set"]),
+        ({"AMQP_URL": "amqp://u:p@mq/?heartbeat=blue"}, ["DISPATCHER_AMQP_URL"]),
+        ({"PROVIDERS": "smtp", "SMTP_URL": "smtp://mx", "CA_FILE": "/dev/null"}, ["DISPATCHER_CA_FILE"]),
     ],
+    ids=["all mistakes", "provider", "folder", "URL", "certificate"],
 )
 def test_missing_or_invalid_settings_stop_the_start(
-    settled: CommandLine, settings: dict[str, str | None], words: str
+    settled: CommandLine, settings: dict[str, str | None], words: list[str]
 ) -> None:
-    ended = settled.having(**settings)("run")
+    ended = settled.having(**{f"DISPATCHER_{name}": value for name, value in settings.items()})("run")
 
     assert (ended.code, ended.stderr) == (78, "")
-    assert ended.refusals[0].startswith(words)
-
-
-def test_an_invalid_certificate_file_stops_the_start(settled: CommandLine) -> None:
-    (settled.folder / "ca.pem").write_text("not a certificate")
-    ended = settled.having(DISPATCHER_PROVIDERS="smtp", DISPATCHER_SMTP_URL="smtp://mx", DISPATCHER_CA_FILE="ca.pem")(
-        "run"
-    )
-
-    assert ended.code == 78
-    assert ended.refusals[0].startswith("DISPATCHER_CA_FILE")
+    assert [reason[: len(each)] for reason, each in zip(ended.refusals, words, strict=True)] == words
 
 
 def test_on_a_terminal_start_errors_are_text_and_not_log_lines(settled: CommandLine) -> None:
@@ -94,35 +90,22 @@ def test_on_a_terminal_start_errors_are_text_and_not_log_lines(settled: CommandL
 
 def test_missing_tables_and_queues_are_both_reported_before_the_start(unprepared: CommandLine) -> None:
     ended = unprepared("run")
+    without_rabbitmq = unprepared.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")("run")
 
-    assert (ended.code, ended.stderr) == (78, "")
+    assert (ended.code, ended.stderr, without_rabbitmq.code) == (78, "", 78)
     tables, queues = ended.refusals
     assert tables.startswith("The database lacks")
     assert queues.startswith("RabbitMQ has no exchange")
     assert tables.endswith("Run `dispatcher init`.")
     assert queues.endswith("Run `dispatcher init`.")
+    assert without_rabbitmq.refusals[0].startswith("The database lacks")
 
 
-def test_missing_tables_are_reported_also_while_rabbitmq_is_unreachable(unprepared: CommandLine) -> None:
-    ended = unprepared.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")("run")
-
-    assert ended.code == 78
-    assert ended.refusals[0].startswith("The database lacks")
-
-
-def test_queue_with_other_arguments_stops_the_start(prepared: CommandLine, topology: Topology) -> None:
-    ended = prepared.having(DISPATCHER_QUEUE_TYPE="classic")("run")
-
-    assert ended.code == 78
-    assert topology.dlq in ended.refusals[0]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(
-    ("variable", "url", "event"),
+    ("variable", "url", "event", "number", "code"),
     [
-        ("DISPATCHER_DATABASE_URL", "postgresql://u:p@127.0.0.1:1/x", "store.connection_lost"),
-        ("DISPATCHER_AMQP_URL", "amqp://u:p@127.0.0.1:1/", "broker.connection_lost"),
+        ("DISPATCHER_DATABASE_URL", "postgresql://u:p@127.0.0.1:1/x", "store.connection_lost", signal.SIGTERM, 0),
+        ("DISPATCHER_AMQP_URL", "amqp://u:p@127.0.0.1:1/", "broker.connection_lost", signal.SIGINT, 130),
     ],
 )
 def test_run_waits_for_an_unreachable_server_until_a_signal(
@@ -167,10 +150,10 @@ def test_the_start_continues_when_the_server_is_reachable_again(
     assert ended == 0
 
 
-def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: CommandLine) -> None:
-    prepared(
-        "enqueue", "--key", "k", "--from", "a@example.com", "--to", "b@example.org", "--subject", "s", "--text", "t"
-    )
+def test_parent_has_one_thread_and_no_socket_its_workers_send_and_a_second_run_is_refused(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    enqueue(connection, Email(message_key="k", sender="a@example.com", to="b@example.org", text="x"))
 
     with prepared.started("run", "--workers", "3") as process:
         sent = _event(process, "email.attempted")
@@ -179,6 +162,7 @@ def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: Comm
         sockets = _sockets(process.pid)
         # The last child may start only after the first worker has sent the email.
         children = wait_until(lambda: _children(process.pid)[4:] and _children(process.pid))
+        second = prepared("run")
         code, stderr, _ = _end(process, signal.SIGTERM)
 
     assert sent["outcome"] == "accepted"
@@ -187,17 +171,8 @@ def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: Comm
     assert (code, stderr) == (0, b"")
     assert len(list((prepared.folder / "mail" / "new").iterdir())) == 1
     assert prepared("status", "--json").json["emails"]["sent"] == 1
-
-
-def test_second_run_in_one_run_directory_is_refused(prepared: CommandLine) -> None:
-    with prepared.started("run", "--workers", "1") as process:
-        _event(process, "dispatcher.started")
-
-        ended = prepared("run")
-
-        assert _end(process, signal.SIGTERM)[0] == 0
-    assert ended.code == 1
-    assert "Another `dispatcher run` uses the run directory" in ended.refusals[0]
+    assert second.code == 1
+    assert "Another `dispatcher run` uses the run directory" in second.refusals[0]
 
 
 def _children(pid: int) -> list[str]:
@@ -237,3 +212,68 @@ def test_the_monitor_polls_the_queue_of_provider_events(prepared: CommandLine, d
             assert _end(process, signal.SIGTERM)[0] == 0
         queue.close()
     amazon.stop()
+
+
+def depth(topology: Topology, servers: Servers) -> int:
+    return asyncio.run(depths(servers.amqp_url, topology))[topology.queue]
+
+
+def test_api_serves_until_sigterm(
+    prepared: CommandLine, connection: psycopg.Connection, topology: Topology, servers: Servers
+) -> None:
+    open_to_all = prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on")
+    body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
+    with open_to_all.started("api") as process:
+        assert process.stdout is not None
+        started = orjson.loads(process.stdout.readline())
+        headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
+        with urlopen(Request(f"http://{started['listener']}/v1/emails", body, headers), timeout=20) as answer:
+            assert answer.status == 202
+        # Wait until the message is published, because a stopping API waits only a few seconds for confirms.
+        wait_until(lambda: depth(topology, servers) == 1)
+        process.send_signal(signal.SIGTERM)
+        log, errors = process.communicate(timeout=20)
+
+    assert (process.returncode, errors) == (0, b"")
+    assert b"api.stopped" in log
+    assert b"example.org" not in log
+    assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
+
+
+def test_repeated_sigterm_stops_api_like_one(prepared: CommandLine) -> None:
+    open_to_all = prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on")
+    with open_to_all.started("api") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        def has_ended() -> bool:
+            process.send_signal(signal.SIGTERM)
+            return process.poll() is not None
+
+        wait_until(has_ended)
+
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("address", "is_open"), [("127.0.0.1:0", None), ("0.0.0.0:0", "on")])
+def test_without_keys_api_refuses_to_start(storing: CommandLine, address: str, is_open: str | None) -> None:
+    given = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1", DISPATCHER_API_ALLOW_ANONYMOUS=is_open)
+
+    ended = given("api", "--address", address)
+
+    assert ended.code == 78
+    (reason,) = ended.refusals
+    assert "dispatcher keys create --name" in reason
+    assert "DISPATCHER_API_ALLOW_ANONYMOUS=on" in reason
+
+
+def test_without_the_packages_of_api_the_error_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError('No module named starlette', name='starlette')")
+    settings = {"DISPATCHER_DATABASE_URL": "postgresql://127.0.0.1:1/x", "DISPATCHER_AMQP_URL": "amqp://127.0.0.1:1"}
+
+    ended = bare.having(PYTHONPATH=str(tmp_path), **settings)("api")
+
+    assert ended.code == 1
+    assert ended.json["event"] == "startup.failed"
+    assert "pip install 'email-dispatcher[api]'" in ended.json["remedy"]
+    assert "Traceback" not in ended.stderr
