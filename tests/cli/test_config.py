@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,14 +28,11 @@ MISPLACED = {
 }
 
 
-def _settings(commandline: CommandLine) -> dict[str, dict[str, Any]]:
-    return {line["variable"]: line for line in commandline("config", "--json").json["settings"]}
-
-
 def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine) -> None:
     (bare.folder / "url").write_text("postgresql://ann:s3cret@db/mail\n")
     settings = {**SECRETS, "DISPATCHER_DATABASE_URL": None, "DISPATCHER_DATABASE_URL_FILE": str(bare.folder / "url")}
-    shown = _settings(bare.having(**settings, DISPATCHER_WORKERS="3"))
+    lines = bare.having(**settings, DISPATCHER_WORKERS="3")("config", "--json").json["settings"]
+    shown = {line["variable"]: line for line in lines}
 
     assert len(shown) == len(every_setting())
     about = shown["DISPATCHER_WORKERS"].pop("about")
@@ -89,9 +85,7 @@ def test_terminal_output_is_coloured_and_fits_the_width(bare: CommandLine) -> No
     assert {each.variable for each in every_setting()} <= {line.partition(" ")[0] for line in lines}
 
 
-def test_control_characters_are_shown_as_replacement_characters_and_no_color_removes_escape_sequences(
-    bare: CommandLine,
-) -> None:
+def test_control_characters_are_replaced_and_no_color_removes_escape_sequences(bare: CommandLine) -> None:
     hostile = {"DISPATCHER_QUEUE": "q\x1b[2J[red]\x9b", "DISPATCHER_PROVIDERS": "\x1b]0;x\x07"}
     commandline = bare.having(NO_COLOR="1", **hostile, **{"DISPATCHER_\x1b[1mX": "1"})
     screens = [commandline.on_terminal("config", columns=columns) for columns in (100, 200)]

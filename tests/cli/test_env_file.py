@@ -103,7 +103,7 @@ def test_a_line_overrides_the_environment_with_a_warning_if_the_values_differ(ba
 
 
 @pytest.mark.parametrize(("inherited", "written"), [("SMTP_URL", "SMTP_URL_FILE"), ("SMTP_URL_FILE", "SMTP_URL")])
-def test_a_secret_in_the_env_file_replaces_both_forms_of_the_environment(
+def test_a_secret_in_the_env_file_replaces_both_inherited_forms(
     bare: CommandLine, inherited: str, written: str
 ) -> None:
     secret, file = bare.folder / "smtp-url", bare.folder / "dispatcher.env"
@@ -157,9 +157,7 @@ def test_a_service_logs_the_mistakes_in_its_env_file(bare: CommandLine) -> None:
         assert "dispatcher.env, line 1: the line is not NAME=value" in ended.json["reason"]
 
 
-def test_reading_the_file_again_removes_variables_without_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_again_removes_variables_without_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"A": "inherited", "C_FILE": "inherited"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("B", raising=False)
@@ -185,9 +183,7 @@ def test_reading_the_file_again_removes_variables_without_a_line(
 
 
 @pytest.mark.parametrize(("mode", "state"), [(0o644, "warning"), (0o640, "ok")])
-def test_doctor_warns_of_an_env_file_with_secrets_that_every_user_may_read(
-    bare: CommandLine, mode: int, state: str
-) -> None:
+def test_doctor_warns_of_an_env_file_that_every_user_may_read(bare: CommandLine, mode: int, state: str) -> None:
     file = bare.folder / "dispatcher.env"
     file.write_text("DISPATCHER_SMTP_URL=smtp://a:s3cret@mx\nAWS_SECRET_ACCESS_KEY=s3cret\nDISPATCHER_WORKERS=1\n")
     file.chmod(mode)

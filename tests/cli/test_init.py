@@ -1,4 +1,4 @@
-"""`dispatcher init`: what the command creates, how it fails, and that no application waits for long meanwhile."""
+"""`dispatcher init`: what it creates, how it fails, and that no application waits for long; and `dispatcher prune`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ import pytest
 from dispatcher import Email, enqueue
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
+from dispatcher.store.retention import KINDS
 from tests.cli.commandline import CommandLine, settings_for
 from tests.waiting import wait_until
 
 AWAY = "127.0.0.1:1"
+OLD_WEEK = "select email_partitions_make(clock_timestamp() - interval '100 days', 0)"
 ROOT = Path(__file__).parents[2]
 ENQUEUE_SECONDS = 3.0
 """The longest wait of an application while `init` tries to lock a table."""
@@ -35,9 +37,7 @@ INIT_SESSIONS = """
 """
 
 
-def test_init_lists_its_changes_and_a_second_run_changes_nothing(
-    unprepared: CommandLine, topology_names: Topology
-) -> None:
+def test_init_lists_its_changes_and_again_changes_nothing(unprepared: CommandLine, topology_names: Topology) -> None:
     first, second, third = unprepared("init"), unprepared("init"), unprepared("init", "--json")
     different = unprepared.having(DISPATCHER_QUEUE_TYPE="classic")("init")
 
@@ -74,9 +74,10 @@ def test_one_unreachable_server_does_not_stop_the_preparation_of_the_other(unpre
 
 
 @contextmanager
-def using(database_url: str, *statements: str) -> Iterator[psycopg.Connection]:
+def using(release: CommandLine, *statements: str) -> Iterator[psycopg.Connection]:
     """A transaction of an application, which stays open after these statements."""
-    with psycopg.connect(database_url, application_name="nightly-report") as connection:
+    url = release.environment["DISPATCHER_DATABASE_URL"]
+    with psycopg.connect(url, application_name="nightly-report") as connection:
         for statement in statements:
             connection.execute(statement.encode())
         yield connection
@@ -91,29 +92,23 @@ def database_url(own_database_url: str) -> str:
 
 
 @pytest.fixture
-def later_release(bare: CommandLine, servers: Servers, database_url: str, topology_names: Topology) -> CommandLine:
+def release(bare: CommandLine, servers: Servers, database_url: str, topology_names: Topology) -> CommandLine:
     """`dispatcher` of a later release, with the tables of this one."""
     program = (sys.executable, "-m", "tests.store.later_release")
     settings = settings_for(topology_names, servers, database_url)
     return replace(bare, program=program, needs_process=True).having(**settings, PYTHONPATH=str(ROOT))
 
 
-@pytest.fixture
-def watcher(connection: psycopg.Connection) -> psycopg.Connection:
-    """A session that no `init` blocks."""
-    return connection
-
-
-def test_applications_enqueue_while_init_waits_for_a_report_and_init_names_it(
-    later_release: CommandLine, database_url: str, watcher: psycopg.Connection
+def test_applications_enqueue_while_init_waits_and_names_why(
+    release: CommandLine, connection: psycopg.Connection
 ) -> None:
-    with using(database_url, "select from dispatcher.email_log") as report:
+    with using(release, "select from dispatcher.email_log") as report:
         user, pid = report.info.user, report.info.backend_pid
         waits = []
-        with later_release.started("init", "--tries", "2") as init:
+        with release.started("init", "--tries", "2") as init:
             for number in count():
                 began_at = time.monotonic()
-                enqueue(watcher, replace(EMAIL, message_key=f"{number}"))
+                enqueue(connection, replace(EMAIL, message_key=f"{number}"))
                 waits.append(time.monotonic() - began_at)
                 if init.poll() is not None:
                     break
@@ -125,17 +120,17 @@ def test_applications_enqueue_while_init_waits_for_a_report_and_init_names_it(
         assert "Migration 0002 two_tables cannot lock " + words in stderr.decode()
         assert "Try 1 of 2" in stderr.decode()
         assert "Gave up after 2 tries." in stderr.decode()
-    assert later_release("init").code == 0
+    assert release("init").code == 0
 
 
-def test_init_says_beforehand_how_many_rows_its_tables_have_and_an_open_reader_blocks_no_new_index(
-    later_release: CommandLine, database_url: str, watcher: psycopg.Connection
+def test_init_says_how_many_rows_it_changes_and_waits_for_no_reader(
+    release: CommandLine, connection: psycopg.Connection
 ) -> None:
-    watcher.execute(INSERT_KEY)
-    watcher.execute("analyze")
+    connection.execute(INSERT_KEY)
+    connection.execute("analyze")
 
-    with using(database_url, "select from dispatcher.suppression"):
-        done = later_release("init", "--tries", "1", "--json")
+    with using(release, "select from dispatcher.suppression"):
+        done = release("init", "--tries", "1", "--json")
 
     rows = "changes these tables (with about so many rows):"
     assert done.code == 0
@@ -146,20 +141,20 @@ def test_init_says_beforehand_how_many_rows_its_tables_have_and_an_open_reader_b
     ]
     assert [f"postgresql: {each}" for each in done.json["plan"]] == done.stderr.splitlines()
     assert "built index suppression_later" in done.json["changes"]["postgresql"]
-    again = later_release("init", "--json").json
+    again = release("init", "--json").json
     assert (again["plan"], again["changes"]["postgresql"]) == ([], [])
 
 
-def test_init_ends_no_transaction_that_locks_tables_in_another_order(
-    later_release: CommandLine, database_url: str, watcher: psycopg.Connection
+def test_init_ends_no_transaction_that_locks_in_another_order(
+    release: CommandLine, connection: psycopg.Connection
 ) -> None:
     with (
-        using(database_url, "select from dispatcher.email_idempotency") as application,
-        later_release.started("init") as init,
+        using(release, "select from dispatcher.email_idempotency") as application,
+        release.started("init") as init,
     ):
         # The migration locks `email_log` first, and then `email_idempotency`.
         waits = "select 1 from pg_locks where relation = 'dispatcher.email_idempotency'::regclass and not granted"
-        wait_until(lambda: watcher.execute(waits).fetchone())
+        wait_until(lambda: connection.execute(waits).fetchone())
         began_at = time.monotonic()
         application.execute("lock table dispatcher.email_log in row exclusive mode")
         assert time.monotonic() - began_at < ENQUEUE_SECONDS
@@ -180,31 +175,27 @@ def test_init_ends_no_transaction_that_locks_tables_in_another_order(
     ids=["table", "another init"],
 )
 def test_a_killed_init_leaves_no_session(
-    later_release: CommandLine,
-    database_url: str,
-    watcher: psycopg.Connection,
-    statement: str,
-    is_waiting: Callable[[str, str], bool],
+    release: CommandLine, connection: psycopg.Connection, statement: str, is_waiting: Callable[[str, str], bool]
 ) -> None:
-    with using(database_url, statement), later_release.started("init") as init:
-        wait_until(lambda: any(is_waiting(*row) for row in watcher.execute(INIT_SESSIONS)))
+    with using(release, statement), release.started("init") as init:
+        wait_until(lambda: any(is_waiting(*row) for row in connection.execute(INIT_SESSIONS)))
 
         init.send_signal(signal.SIGKILL)
 
-        wait_until(lambda: not watcher.execute(INIT_SESSIONS).fetchall())
+        wait_until(lambda: not connection.execute(INIT_SESSIONS).fetchall())
 
 
-def test_applications_write_while_an_index_waits_for_an_old_transaction_and_the_next_init_builds_it(
-    later_release: CommandLine, database_url: str, watcher: psycopg.Connection
+def test_applications_write_while_an_index_waits_for_a_transaction(
+    release: CommandLine, connection: psycopg.Connection
 ) -> None:
     built = "select indisvalid from pg_index where indexrelid::regclass::text ~ 'default_email_event_later'"
-    with using(database_url, *OLD_TRANSACTION) as report:
-        with later_release.started("init") as init:
-            wait_until(lambda: watcher.execute(built).fetchone() == (False,))
-            wait_until(lambda: any(wait == "Lock" for wait, _ in watcher.execute(INIT_SESSIONS)))
+    with using(release, *OLD_TRANSACTION) as report:
+        with release.started("init") as init:
+            wait_until(lambda: connection.execute(built).fetchone() == (False,))
+            wait_until(lambda: any(wait == "Lock" for wait, _ in connection.execute(INIT_SESSIONS)))
             began_at = time.monotonic()
-            watcher.execute(INSERT_KEY)
-            watcher.execute(
+            connection.execute(INSERT_KEY)
+            connection.execute(
                 "insert into dispatcher.email_event (email_id, event_key, provider, kind, happened_at) "
                 "values (gen_random_uuid(), 'k', 'ses', 'opened', now())"
             )
@@ -212,20 +203,20 @@ def test_applications_write_while_an_index_waits_for_an_old_transaction_and_the_
 
             init.send_signal(signal.SIGKILL)
 
-            wait_until(lambda: not watcher.execute(INIT_SESSIONS).fetchall())
-        assert watcher.execute(built).fetchone() == (False,)
+            wait_until(lambda: not connection.execute(INIT_SESSIONS).fetchall())
+        assert connection.execute(built).fetchone() == (False,)
         report.rollback()
-    again = later_release("init", "--json")
+    again = release("init", "--json")
 
     assert again.code == 0
     assert "built index email_event_later" in again.json["changes"]["postgresql"]
-    assert watcher.execute(built).fetchone() == (True,)
+    assert connection.execute(built).fetchone() == (True,)
 
 
-def test_init_names_what_keeps_an_index_from_being_built(later_release: CommandLine, database_url: str) -> None:
-    with using(database_url, *OLD_TRANSACTION) as report:
+def test_init_names_what_keeps_an_index_from_being_built(release: CommandLine) -> None:
+    with using(release, *OLD_TRANSACTION) as report:
         pid = report.info.backend_pid
-        blocked = later_release("init", "--tries", "1", "--json")
+        blocked = release("init", "--tries", "1", "--json")
 
     migrations = ["applied migration 0002 two_tables", "applied migration 0003 event_index"]
     assert blocked.code == 75
@@ -235,15 +226,39 @@ def test_init_names_what_keeps_an_index_from_being_built(later_release: CommandL
     assert f"select pg_terminate_backend({pid})" in fault
 
 
-def test_migrations_before_a_locked_table_stay_applied_and_a_terminal_shows_the_rest(
-    later_release: CommandLine, database_url: str
-) -> None:
-    with using(database_url, "lock table dispatcher.email_event in row share mode"):
-        blocked = later_release("init", "--tries", "1", "--json")
-    again = later_release.on_terminal("init")
+def test_migrations_before_a_locked_table_stay_applied(release: CommandLine) -> None:
+    with using(release, "lock table dispatcher.email_event in row share mode"):
+        blocked = release("init", "--tries", "1", "--json")
+    again = release.on_terminal("init")
 
     assert (blocked.code, again.code) == (75, 0)
     assert blocked.json["changes"]["postgresql"] == ["applied migration 0002 two_tables"]
     assert "cannot lock email_event" in blocked.json["faults"]["postgresql"]
     assert "postgresql: applying migration 0003 event_index" in again.stdout
     assert "0002" not in again.stdout
+
+
+def test_dry_run_names_what_prune_drops_or_cannot_drop(storing: CommandLine, connection: psycopg.Connection) -> None:
+    names = {name for (name,) in connection.execute(OLD_WEEK) if "content" in name or "attachment" in name}
+    (stuck,) = [name for name in names if "attachment" in name]
+    connection.execute(f"create view report as table {stuck}".encode())
+
+    would = storing("prune", "--dry-run", "--json").json["partitions"]
+    some = storing("prune", "--json")
+    connection.execute("drop view report")
+    done = storing("prune", "--json").json
+
+    assert set(would) == names
+    assert (some.code, list(some.json["failed"])) == (3, ["email_attachment"])
+    assert "email_attachment was not pruned: " in some.stderr
+    assert (set(some.json["partitions"]), done["partitions"]) == (names - {stuck}, [stuck])
+    assert {name: done[name] for name in KINDS} == dict.fromkeys(KINDS, 0)
+    assert storing("prune", "--dry-run").stdout == "no partition is old enough\n"
+
+
+def test_keeping_content_longer_than_its_email_is_a_configuration_error(bare: CommandLine) -> None:
+    days = {"DISPATCHER_RETAIN_EMAILS_DAYS": "10", "DISPATCHER_RETAIN_CONTENT_DAYS": "20"}
+
+    ended = bare.having(DISPATCHER_DATABASE_URL="postgresql://nobody@127.0.0.1:1/x", **days)("prune")
+
+    assert (ended.code, "DISPATCHER_RETAIN_CONTENT_DAYS" in ended.stderr) == (78, True)

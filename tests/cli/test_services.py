@@ -17,13 +17,16 @@ import boto3.session
 import orjson
 import psycopg
 import pytest
+import trustme
 from moto.server import ThreadedMotoServer
 
 from dispatcher import Email, enqueue
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.dev.servers import Servers
+from tests.acceptance.harness import Sink
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.events.requests import delivery
+from tests.monitor.receiver import SECRET, receiving, write_ca
 from tests.providers.ses_place import REGION, aws_environment
 from tests.waiting import wait_until
 
@@ -121,7 +124,7 @@ def test_run_waits_for_an_unreachable_server_until_a_signal(
 
 
 @pytest.mark.parametrize("variable", ["DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"])
-def test_a_server_that_does_not_answer_does_not_delay_the_exit(
+def test_a_server_that_is_silent_does_not_delay_the_exit(
     settled: CommandLine, silent_address: str, variable: str
 ) -> None:
     scheme = "amqp" if "AMQP" in variable else "postgresql"
@@ -133,7 +136,7 @@ def test_a_server_that_does_not_answer_does_not_delay_the_exit(
     assert b"connection_lost" not in log  # `run` would log this after the connection timeout
 
 
-def test_the_start_continues_when_the_server_is_reachable_again(
+def test_the_start_continues_when_the_server_is_back(
     prepared: CommandLine, servers: Servers, database_url: str
 ) -> None:
     name = f"test_{secrets.token_hex(6)}"
@@ -150,7 +153,7 @@ def test_the_start_continues_when_the_server_is_reachable_again(
     assert ended == 0
 
 
-def test_parent_has_one_thread_and_no_socket_its_workers_send_and_a_second_run_is_refused(
+def test_the_parent_is_alone_without_sockets_and_its_workers_send(
     prepared: CommandLine, connection: psycopg.Connection
 ) -> None:
     enqueue(connection, Email(message_key="k", sender="a@example.com", to="b@example.org", text="x"))
@@ -255,15 +258,13 @@ def test_repeated_sigterm_stops_api_like_one(prepared: CommandLine) -> None:
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize(("address", "is_open"), [("127.0.0.1:0", None), ("0.0.0.0:0", "on")])
-def test_without_keys_api_refuses_to_start(storing: CommandLine, address: str, is_open: str | None) -> None:
-    given = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1", DISPATCHER_API_ALLOW_ANONYMOUS=is_open)
+def test_without_keys_api_refuses_to_start_on_a_public_address(storing: CommandLine) -> None:
+    given = storing.having(DISPATCHER_AMQP_URL="amqp://127.0.0.1:1", DISPATCHER_API_ALLOW_ANONYMOUS="on")
 
-    ended = given("api", "--address", address)
+    ended = given("api", "--address", "0.0.0.0:0")
 
-    assert ended.code == 78
     (reason,) = ended.refusals
-    assert "dispatcher keys create --name" in reason
+    assert (ended.code, "dispatcher keys create --name" in reason) == (78, True)
     assert "DISPATCHER_API_ALLOW_ANONYMOUS=on" in reason
 
 
@@ -277,3 +278,51 @@ def test_without_the_packages_of_api_the_error_says_how_to_install_them(bare: Co
     assert ended.json["event"] == "startup.failed"
     assert "pip install 'email-dispatcher[api]'" in ended.json["remedy"]
     assert "Traceback" not in ended.stderr
+
+
+def test_every_channel_gets_a_test_alert_and_a_failed_channel_is_named(bare: CommandLine, tmp_path: Path) -> None:
+    ca, mailbox = trustme.CA(), Sink(tmp_path / "operators")
+    write_ca(ca, tmp_path)
+    with receiving(ca, "127.0.0.1") as receiver:
+        alerting = bare.having(
+            DISPATCHER_ALERT_WEBHOOK_URL=receiver.url,
+            DISPATCHER_ALERT_WEBHOOK_SECRET=SECRET,
+            DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE="on",
+            DISPATCHER_ALERT_SMTP_URL=mailbox.settings["SMTP_URL"],
+            DISPATCHER_ALERT_EMAIL_FROM="a@example.com",
+            DISPATCHER_ALERT_EMAIL_TO="ops@example.com",
+            DISPATCHER_CA_FILE=str(tmp_path / "ca.pem"),
+        )
+        every = alerting("alerts", "test", "--json")
+        (posted,) = receiver.posted
+        receiver.statuses = [403]
+        some = alerting("alerts", "test")
+        mailbox.kill()
+        receiver.statuses = [403]
+        none = alerting("alerts", "test")
+
+    detail = "the SMTP server accepted the alert for 1 of 1 recipients"
+    assert every.json == {
+        "ok": True,
+        "channels": [
+            {"channel": "webhook", "ok": True, "detail": "the receiver answered 204"},
+            {"channel": "email", "ok": True, "detail": detail},
+        ],
+    }
+    assert (posted.is_signed, posted.json["type"]) == (True, "alert.test")
+    assert (every.code, some.code, none.code) == (0, 3, 1)
+    assert [line.split()[:2] for line in some.stdout.splitlines()] == [["✗", "webhook"], ["✓", "email"]]
+    assert "the receiver answered 403" in none.stdout
+    assert "no connection to the SMTP server" in none.stdout
+    assert SECRET not in some.stdout + some.stderr
+
+
+def test_without_a_complete_channel_the_error_names_the_settings(bare: CommandLine) -> None:
+    half = bare.having(DISPATCHER_ALERT_WEBHOOK_URL="https://a.example/", DISPATCHER_ALERT_EMAIL_FROM="a@example.com")
+    none, incomplete = bare("alerts", "test"), half("alerts", "test")
+
+    assert (none.code, incomplete.code) == (78, 78)
+    for words in ("DISPATCHER_ALERT_WEBHOOK_URL", "DISPATCHER_ALERT_SMTP_URL"):
+        assert words in none.stderr
+    assert "DISPATCHER_ALERT_WEBHOOK_SECRET is not set" in incomplete.stderr
+    assert "DISPATCHER_ALERT_SMTP_URL and DISPATCHER_ALERT_EMAIL_TO are not set" in incomplete.stderr

@@ -69,9 +69,7 @@ def test_what_keeps_old_row_versions_is_named_with_a_remedy(settled: CommandLine
     assert snapshot.to_json()["old_transaction"]["name"] == "4711"
 
 
-def test_undecided_emails_are_counted_in_the_week_before_they_lose_their_content(
-    prepared: CommandLine, tables: Books
-) -> None:
+def test_undecided_emails_are_counted_in_the_week_before_they_expire(prepared: CommandLine, tables: Books) -> None:
     tables.enqueue_one()
     assert prepared("status", "--json").json["expiring"] == {"emails": 0, "first_in_seconds": None}
     old = lowest_id_at(datetime.now(UTC) - timedelta(days=178))
@@ -86,7 +84,7 @@ def test_undecided_emails_are_counted_in_the_week_before_they_lose_their_content
     assert "1 (first in 2.0 days)" in prepared("status").stdout
 
 
-def test_a_faulty_provider_is_shown_with_the_worst_state_of_any_worker(
+def test_a_provider_is_shown_with_the_worst_state_of_any_worker(
     prepared: CommandLine, connection: psycopg.Connection
 ) -> None:
     lines = prepared("status").stdout.splitlines()
@@ -172,9 +170,7 @@ def test_pauses_are_shown_and_what_is_paused_has_no_age(prepared: CommandLine, t
     ],
     ids=["RabbitMQ", "queue", "PostgreSQL"],
 )
-def test_without_queues_the_emails_are_still_counted_but_not_without_tables(
-    settled: CommandLine, missing: dict[str, str], code: int
-) -> None:
+def test_without_queues_the_emails_are_still_counted(settled: CommandLine, missing: dict[str, str], code: int) -> None:
     ended = settled.having(**missing)("status", "--json")
 
     assert ended.code == code
@@ -222,7 +218,7 @@ def test_watch_redraws_the_terminal_and_restores_the_cursor(settled: CommandLine
     assert "Traceback" not in ended.stdout
 
 
-def test_the_history_has_hours_up_to_two_days_and_otherwise_days_by_provider_and_outcome(
+def test_the_history_has_hours_up_to_two_days_and_else_days(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     empty = storing("status", "--history", "7d").stdout

@@ -59,9 +59,7 @@ def test_pages_and_kinds(storing: CommandLine, tables: Books) -> None:
     assert complaints[0]["expires_at"] is not None
 
 
-def test_a_removal_names_the_emails_that_the_entry_stopped_and_a_dry_run_changes_nothing(
-    storing: CommandLine, tables: Books
-) -> None:
+def test_a_removal_names_the_emails_that_the_entry_stopped(storing: CommandLine, tables: Books) -> None:
     suppress(tables.connection, "ann@example.org", "bob@example.org")
     email_id = stopped(tables, "Ann <ann@example.org>")
     stopped(tables, "bob@example.org")
@@ -83,9 +81,7 @@ def test_a_removal_names_the_emails_that_the_entry_stopped_and_a_dry_run_changes
     assert (audit["reason"], audit["detail"]["was"]) == ("the mailbox works", "hard_bounce")
 
 
-def test_stopped_emails_are_listed_and_replayed_by_the_removal_or_like_other_failed_emails(
-    storing: CommandLine, tables: Books
-) -> None:
+def test_stopped_emails_are_replayed_by_a_removal_or_like_others(storing: CommandLine, tables: Books) -> None:
     suppress(tables.connection, "ann@example.org")
     ann, bob = stopped(tables, "ann@example.org"), stopped(tables, "bob@example.org")
 
@@ -128,9 +124,7 @@ def test_no_line_of_an_import_stops_the_others_or_stores_an_address(storing: Com
     assert storing("suppressions", "list").code == 0
 
 
-def test_an_import_adds_valid_lines_and_reports_the_others_without_their_text(
-    storing: CommandLine, tables: Books
-) -> None:
+def test_an_import_adds_valid_lines_and_reports_others_without_their_text(storing: CommandLine, tables: Books) -> None:
     lines = "ann@example.org\n\nBob@Example.org\nnot an address\nann@example.org\nexample.net\n"
     (storing.folder / "lines").write_text(lines)
     table = "email,kind,expires_at\ncem@example.org,complaint,2099-01-01\ndan@example.org,odd,\n"

@@ -1,4 +1,6 @@
-"""Wrong usage is refused with exit code 2, before any connection, with words that name the option and what fits."""
+"""Wrong usage is refused with exit code 2, before any connection, with words that name the option and what fits.
+
+`tests/test_actions.py` gives each field of each action a wrong value, and tests/domain/test_kinds.py has the values."""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from tests.cli.commandline import CommandLine
 ID = "00000000-0000-7000-8000-000000000000"
 PRIVATE = "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"
 LANES = "it must be one of DISPATCHER_LANES: urgent, normal, bulk"
-NO_NAME = "it must be 1 to 100 characters long"
 NUMBER = "it must be a number from 0.001"
 ONE_OF_TWO = "'LANE': it is required, or another one of: lane, sender"
 NO_SELECTION = "No emails are selected."
@@ -21,24 +22,15 @@ WRONG: dict[str, str] = {
     "lanes set slow --weight 1": f"'LANE': {LANES}",
     "lanes set bulk": "needs at least one of: --weight",
     "lanes set bulk --from nothing": "'--from': it must be an address (otp@example.com) or a domain",
-    "lanes set bulk --weight nan": f"'--weight': {NUMBER}",
-    "lanes set bulk --weight 1e-320": f"'--weight': {NUMBER}",
     "lanes unset": ONE_OF_TWO,
     "lanes unset bulk --from a@example.com": ONE_OF_TWO,
-    "lanes unset ''": "'LANE': it must be 1 to 100 printable characters",
     "tenants set acme": "needs at least one of",
     **{f"tenants set acme --per-second {value}": NUMBER for value in ("nan", "inf", "0", "1e-300")},
-    **{f"tenants set acme --weight {value}": NUMBER for value in ("nan", "inf", "0", "1e-300")},
     "domains set example.org": "needs at least one of: --per-second, --concurrent",
-    "domains set example.org --per-second 0": "must be a",
-    "domains set example.org --per-second nan": "must be a number",
-    "domains set example.org --per-second inf": "must be a",
     "domains set example.org --concurrent 0": "must be a",
-    "domains set example.org --concurrent 1.5": "must be a whole number",
+    "domains set 'exa mple.org' --concurrent 1": "Invalid value for 'DOMAIN'",
     "domains set ann@example.org --concurrent 1": "contains an @; write only the part after the @",
     "domains set localhost --concurrent 1": "has no dot",
-    "domains set 'exa mple.org' --concurrent 1": "Invalid value for 'DOMAIN'",
-    "domains set '' --concurrent 1": "Invalid value for 'DOMAIN'",
     "pause tenant acme": "--reason",
     "pause tenant --reason x": "it is required.",
     "pause all acme --reason x": "unexpected extra argument",
@@ -47,11 +39,8 @@ WRONG: dict[str, str] = {
     "pause provider pigeon --reason x": "it must be one of DISPATCHER_PROVIDERS: smtp",
     "pause tenant acme --for 400d --reason x": "from 1 second to 366 days",
     "pause tenant acme --for 0s --reason x": "from 1 second to 366 days",
-    "pause tenant '' --reason x": NO_NAME,
-    "pause list acme": "unexpected extra argument",
-    "pause host a --reason x": "No such command 'host'",
+    "pause tenant '' --reason x": "it must be 1 to 100 characters long",
     "resume tenant": "it is required.",
-    "resume tenant ''": NO_NAME,
     "keys create --name shop": "needs --from-domain, --from-address or --from-anywhere",
     "keys create --name shop --from-anywhere --from-domain example.com": "--from-anywhere",
     "keys create --name shop --from-domain 'exa mple.com'": "--from-domain",
@@ -97,18 +86,12 @@ WRONG: dict[str, str] = {
     f"dlq replay {ID} --provider ses --reason x": "not both",
     "dlq replay --older-than soon --reason x": "--older-than",
     "dlq replay --error-type tpyo --reason x": "rejected_recipient",
-    "dlq replay --provider tpyo --reason x": "sendgrid",
-    "dlq discard --error-type tpyo --reason x": "rejected_recipient",
-    "dlq discard --provider tpyo --reason x": "sendgrid",
     "dlq reconcile --fix": "--reason",
     "find --to secret": "--to",
     "find --to example.org": "--to",
-    "find --to ''": "--to",
     "find --domain secret@example.org": "--domain",
     "find --from secret@": "--from",
     "forget 'not an address' --reason x --yes": "ADDRESS",
-    "forget example.org --reason x --yes": "ADDRESS",
-    "forget ann@ --reason x --yes": "ADDRESS",
     "forget +0 --reason x --yes": "ADDRESS",
     "forget +1 --reason x --yes": "The number must be a phone number",
     "status --history 0s": "--history",
