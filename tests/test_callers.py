@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -72,25 +72,26 @@ def django(tables_url: str) -> Iterator[Any]:
     del connections["here"]
 
 
-SYNCHRONOUS: list[Callable[[sqlalchemy.Engine], Any]] = [
-    lambda engine: engine.connect(),
-    Session,
-    lambda engine: scoped_session(sessionmaker(engine)),
-]
-ASYNCHRONOUS: list[Callable[[AsyncEngine], Any]] = [
-    lambda engine: engine.connect(),
-    AsyncSession,
-]
+def keys(books: Books) -> list[str]:
+    """The message keys of the stored emails."""
+    return [row["message_key"] for row in books.rows()]
 
 
-@pytest.mark.parametrize("make", SYNCHRONOUS, ids=["connection", "session", "scoped session"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda engine: engine.connect(), id="connection"),
+        pytest.param(Session, id="session"),
+        pytest.param(lambda engine: scoped_session(sessionmaker(engine)), id="scoped session"),
+    ],
+)
 def test_sqlalchemys_commit_and_rollback_decide_even_if_nothing_was_executed_before(
     engine: sqlalchemy.Engine, books: Books, make: Callable[[sqlalchemy.Engine], Any]
 ) -> None:
     given = make(engine)
     try:
         enqueue(given, email("kept", attachments=[FILE]))
-        assert books.rows() == []
+        assert keys(books) == []
         given.commit()
         assert enqueue(given, email("kept", attachments=[FILE])).acceptance is Acceptance.KNOWN
         enqueue_many(given, [email("undone")])
@@ -98,21 +99,21 @@ def test_sqlalchemys_commit_and_rollback_decide_even_if_nothing_was_executed_bef
     finally:
         given.close()
 
-    assert [row["message_key"] for row in books.rows()] == ["kept"]
+    assert keys(books) == ["kept"]
 
 
-@pytest.mark.parametrize("make", ASYNCHRONOUS, ids=["connection", "session"])
+@pytest.mark.parametrize("make", [AsyncEngine.connect, AsyncSession], ids=["connection", "session"])
 async def test_commit_and_rollback_of_sqlalchemys_async_session_decide_too(
     async_engine: AsyncEngine, books: Books, make: Callable[[AsyncEngine], Any]
 ) -> None:
     async with make(async_engine) as given:
         await enqueue_async(given, email("kept", attachments=[FILE]))
-        assert books.rows() == []
+        assert keys(books) == []
         await given.commit()
         await enqueue_many_async(given, [email("undone")])
         await given.rollback()
 
-    assert [row["message_key"] for row in books.rows()] == ["kept"]
+    assert keys(books) == ["kept"]
 
 
 def test_rolling_back_a_savepoint_of_sqlalchemy_removes_its_email(engine: sqlalchemy.Engine, books: Books) -> None:
@@ -122,13 +123,7 @@ def test_rolling_back_a_savepoint_of_sqlalchemy_removes_its_email(engine: sqlalc
             enqueue(session, email("undone"))
             savepoint.rollback()
 
-    assert [row["message_key"] for row in books.rows()] == ["kept"]
-
-
-def test_djangos_connection_connects_at_the_first_enqueue(django: Any, books: Books) -> None:
-    enqueue(django, email("first query"))
-
-    assert [row["message_key"] for row in books.rows()] == ["first query"]
+    assert keys(books) == ["kept"]
 
 
 def end_session(url: str, session: int) -> None:
@@ -137,7 +132,7 @@ def end_session(url: str, session: int) -> None:
         administrator.execute("select pg_terminate_backend(%s, 5000)", (session,))
 
 
-def test_a_persistent_django_connection_that_was_lost_is_replaced_at_the_next_call(
+def test_a_persistent_django_connection_that_was_lost_is_replaced_at_the_next_call_or_by_djangos_health_check(
     django: Any, tables_url: str, books: Books
 ) -> None:
     from django.db import transaction
@@ -156,20 +151,12 @@ def test_a_persistent_django_connection_that_was_lost_is_replaced_at_the_next_ca
             enqueue(django, email("not in another transaction"))
         raise raised.value
 
-    assert [row["message_key"] for row in books.rows()] == ["first", "second"]
-
-
-def test_django_checks_a_persistent_connection_before_the_first_enqueue(
-    django: Any, tables_url: str, books: Books
-) -> None:
-    enqueue(django, email("first"))
+    assert keys(books) == ["first", "second"]
     end_session(tables_url, django.connection.info.backend_pid)
     django.settings_dict["CONN_HEALTH_CHECKS"] = django.health_check_enabled = True
     django.health_check_done = False  # as Django does at the start of a request
-
-    enqueue(django, email("second"))
-
-    assert [row["message_key"] for row in books.rows()] == ["first", "second"]
+    enqueue(django, email("third"))
+    assert keys(books) == ["first", "second", "third"]
 
 
 def test_djangos_atomic_commits_and_rolls_back_the_email(django: Any, books: Books) -> None:
@@ -177,12 +164,12 @@ def test_djangos_atomic_commits_and_rolls_back_the_email(django: Any, books: Boo
 
     with transaction.atomic(using="here"):
         enqueue(django, email("kept", attachments=[FILE]))
-        assert books.rows() == []
+        assert keys(books) == []
     with transaction.atomic(using="here"):
         enqueue(django, email("undone"))
         transaction.set_rollback(True, using="here")
 
-    assert [row["message_key"] for row in books.rows()] == ["kept"]
+    assert keys(books) == ["kept"]
 
 
 def test_django_sqlalchemy_and_their_drivers_are_not_imported(tables_url: str) -> None:
@@ -210,8 +197,8 @@ async def refused_async(given: Any) -> str:
     return str(refusal.value)
 
 
-async def test_an_asynchronous_connection_is_refused_with_the_async_function_to_use(
-    async_engine: AsyncEngine, tables_url: str
+async def test_a_connection_of_the_other_kind_is_refused_with_the_function_to_use(
+    engine: sqlalchemy.Engine, async_engine: AsyncEngine, django: Any, tables_url: str
 ) -> None:
     instead = "which is asynchronous. Write `await enqueue_async(connection, email)`."
     async with (
@@ -223,79 +210,62 @@ async def test_an_asynchronous_connection_is_refused_with_the_async_function_to_
         assert refused(session) == f"enqueue was given a {AsyncSession.__module__}.AsyncSession, {instead}"
         assert refused(other) == f"enqueue was given a {AsyncConnection.__module__}.AsyncConnection, {instead}"
         assert await session.run_sync(refused) == f"enqueue was given a psycopg.AsyncConnection, {instead}"
-
-
-async def test_a_synchronous_connection_is_refused_with_the_sync_function_to_use(
-    engine: sqlalchemy.Engine, django: Any, tables_url: str
-) -> None:
     instead = (
         "which is synchronous and would stop the event loop. "
         "Write `enqueue(connection, email)` in a function, and run it in a thread (`asyncio.to_thread`)."
     )
-    with psycopg.connect(tables_url) as connection, Session(engine) as session, engine.connect() as other:
-        assert await refused_async(connection) == f"enqueue_async was given a psycopg.Connection, {instead}"
-        assert await refused_async(session) == f"enqueue_async was given a sqlalchemy.orm.session.Session, {instead}"
-        assert await refused_async(other) == f"enqueue_async was given a sqlalchemy.engine.base.Connection, {instead}"
-        assert await refused_async(django) == f"enqueue_async was given a Django connection, {instead}"
+    with psycopg.connect(tables_url) as given, Session(engine) as session_given, engine.connect() as other_given:
+        for each, name in (
+            (given, "psycopg.Connection"),
+            (session_given, "sqlalchemy.orm.session.Session"),
+            (other_given, "sqlalchemy.engine.base.Connection"),
+        ):
+            assert await refused_async(each) == f"enqueue_async was given a {name}, {instead}"
+    assert await refused_async(django) == f"enqueue_async was given a Django connection, {instead}"
 
 
 async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str) -> None:
     instead = "which is not a connection that enqueue can use. Pass a psycopg 3 connection, Django's `connection`, or"
     other = await asyncpg.connect(tables_url)
-    try:
-        assert instead in refused(other)
-        assert (await refused_async(other)).startswith("enqueue_async was given an asyncpg.connection.Connection, ")
-    finally:
-        await other.close()
-    opened = psycopg2.connect(tables_url)
-    try:
-        assert instead in refused(opened)
-    finally:
-        opened.close()
-    with psycopg.connect(tables_url) as connection, connection.cursor() as cursor:
-        assert instead in refused(cursor)
-    assert instead in refused(None)
-    assert instead in refused(email("the connection and the email are the wrong way round"))
+    assert instead in refused(other)
+    assert (await refused_async(other)).startswith("enqueue_async was given an asyncpg.connection.Connection, ")
+    await other.close()
+    with closing(psycopg2.connect(tables_url)) as opened, psycopg.connect(tables_url) as connection:
+        for each in (opened, connection.cursor(), None, email("the connection and the email are the wrong way round")):
+            assert instead in refused(each)
+    assert refused("postgresql://shop:secret@db/shop") == (
+        "enqueue was given a str, which is not a connection. "
+        "Open one: `with psycopg.connect(…) as connection: enqueue(connection, email)`."
+    )
 
 
 async def test_sqlalchemy_over_another_driver_gets_an_error_with_the_url_to_use(tables_url: str) -> None:
     instead = "but enqueue needs psycopg 3. Start the engine's URL with postgresql+psycopg://."
     engine = sqlalchemy.create_engine(over("psycopg2", tables_url))
     async_engine = create_async_engine(over("asyncpg", tables_url))
-    with Session(engine) as session:
-        assert (
-            refused(session) == f"The sqlalchemy.orm.session.Session uses a psycopg2.extensions.connection, {instead}"
-        )
     async with AsyncSession(async_engine) as async_session:
+        with Session(engine) as session:
+            name = "sqlalchemy.orm.session.Session"
+            assert refused(session) == f"The {name} uses a psycopg2.extensions.connection, {instead}"
         name = f"{AsyncSession.__module__}.AsyncSession"
         assert await refused_async(async_session) == f"The {name} uses an asyncpg.connection.Connection, {instead}"
     engine.dispose()
     await async_engine.dispose()
 
 
-async def test_a_pool_is_not_a_connection(
-    engine: sqlalchemy.Engine, async_engine: AsyncEngine, tables_url: str
-) -> None:
+async def test_a_pool_is_no_connection(engine: sqlalchemy.Engine, async_engine: AsyncEngine, tables_url: str) -> None:
     from django.db import connections
 
     why = "which is not a connection, so it has no transaction for the email."
     with ConnectionPool(tables_url, open=False) as pool:
-        assert refused(pool).endswith(
-            f"{why} Write `with pool.connection() as connection: enqueue(connection, email)`."
-        )
+        instead = "Write `with pool.connection() as connection: enqueue(connection, email)`."
+        assert refused(pool).endswith(f"{why} {instead}")
     async with AsyncConnectionPool(tables_url, open=False) as async_pool:
         assert "async with pool.connection() as connection: await enqueue_async" in await refused_async(async_pool)
     assert "with engine.begin() as connection: enqueue(connection, email)" in refused(engine)
     assert "async with engine.begin() as connection: await enqueue_async" in await refused_async(async_engine)
     assert "with factory.begin() as session: enqueue(session, email)" in refused(sessionmaker(engine))
     assert 'enqueue(connections["default"], email)' in refused(connections)
-
-
-def test_a_url_is_refused_and_not_quoted() -> None:
-    assert refused("postgresql://shop:secret@db/shop") == (
-        "enqueue was given a str, which is not a connection. "
-        "Open one: `with psycopg.connect(…) as connection: enqueue(connection, email)`."
-    )
 
 
 async def test_a_closed_connection_is_named(
@@ -316,8 +286,8 @@ async def test_a_failed_transaction_has_to_be_rolled_back_first(tables_url: str,
     with psycopg.connect(tables_url) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("select 1 / 0")
-        assert "An earlier statement of the connection" in refused(connection)
-        assert "Roll back, then enqueue" in refused(connection)
+        for words in ("An earlier statement of the connection", "Roll back, then enqueue"):
+            assert words in refused(connection)
         connection.rollback()
         enqueue(connection, email("sync"))
     async with await psycopg.AsyncConnection.connect(tables_url) as async_connection:
@@ -327,26 +297,21 @@ async def test_a_failed_transaction_has_to_be_rolled_back_first(tables_url: str,
         await async_connection.rollback()
         await enqueue_async(async_connection, email("async"))
 
-    assert {row["message_key"] for row in books.rows()} == {"sync", "async"}
+    assert set(keys(books)) == {"sync", "async"}
 
 
-async def test_djangos_error_for_a_connection_of_another_thread_is_unchanged(django: Any) -> None:
-    from django.db import DatabaseError
+def test_djangos_errors_for_another_thread_and_a_broken_transaction_are_unchanged(django: Any, books: Books) -> None:
+    from django.db import DatabaseError, transaction
 
-    with pytest.raises(DatabaseError, match="can only be used in that same thread"):
-        await asyncio.to_thread(enqueue, django, email("key"))
-
-
-def test_djangos_error_for_a_broken_transaction_is_unchanged(django: Any, books: Books) -> None:
-    from django.db import transaction
-
+    with ThreadPoolExecutor(1) as other, pytest.raises(DatabaseError, match="can only be used in that same thread"):
+        other.submit(enqueue, django, email("key")).result()
     with transaction.atomic(using="here"):
         with pytest.raises(ZeroDivisionError), transaction.atomic(using="here", savepoint=False):
             raise ZeroDivisionError
         with pytest.raises(transaction.TransactionManagementError, match="until the end of the 'atomic' block"):
             enqueue(django, email("key"))
 
-    assert books.rows() == []
+    assert keys(books) == []
 
 
 async def test_a_database_without_tables_gets_an_error_that_names_init(empty_database_url: str) -> None:
@@ -364,9 +329,7 @@ async def test_a_database_without_tables_gets_an_error_that_names_init(empty_dat
     assert str(missing.value).startswith(words)
 
 
-async def test_psycopgs_error_for_a_missing_table_of_the_application_is_not_translated(
-    tables_url: str,
-) -> None:
+async def test_psycopgs_error_for_a_missing_table_of_the_application_is_not_translated(tables_url: str) -> None:
     with psycopg.connect(tables_url) as connection:
 
         def emails() -> Iterator[Any]:

@@ -9,7 +9,8 @@ import pty
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO, StringIO, TextIOWrapper
@@ -63,7 +64,8 @@ class CommandLine:
 
     Attributes:
         environment: The environment variables, in addition to those that every process needs.
-        needs_process: If true, each call starts a process; otherwise the command runs in the test's process.
+        needs_process: If true, each call starts a process; otherwise the command runs in the test's process, except
+            `run` and `api`, which configure the log of their process.
         program: What a process executes.
     """
 
@@ -85,7 +87,7 @@ class CommandLine:
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> CommandResult:
         """Runs a command until it exits."""
         given = stdin.encode() if isinstance(stdin, str) else stdin
-        if not self.needs_process:
+        if not (self.needs_process or arguments[0] in ("run", "api")):
             return self._run_here(arguments, given)
         done = subprocess.run(
             [*self.program, *arguments],
@@ -104,12 +106,14 @@ class CommandLine:
         try:
             os.environ.clear()
             os.environ.update(theirs)
+            time.tzset()
             with chdir(self.folder):
                 return in_process(*arguments)
         finally:
             sys.stdin = stdin
             os.environ.clear()
             os.environ.update(ours)
+            time.tzset()
 
     @contextmanager
     def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
@@ -123,17 +127,26 @@ class CommandLine:
                 process.kill()
             process.communicate(timeout=DEADLINE_SECONDS)
 
-    def on_terminal(self, *arguments: str, columns: int = 110) -> CommandResult:
+    def on_terminal(
+        self,
+        *arguments: str,
+        columns: int = 110,
+        when: Callable[[bytes], bool] = lambda _: False,
+        then: Callable[[subprocess.Popen[bytes]], bytes | None] = lambda _: None,
+    ) -> CommandResult:
         """Runs a command until it exits, with stdout and stderr on one terminal. The result's `stdout` contains all
-        text on the terminal."""
+        text on the terminal. As soon as `when` is true for this text, calls `then` once, and types what it returns."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 40, columns, 0, 0))
         with self.started(*arguments, stdin=theirs, stdout=theirs, stderr=theirs) as process:
             os.close(theirs)
-            screen = b""
+            screen, is_done = b"", False
             with suppress(OSError):  # Linux reports the closed terminal as an error
                 while read := os.read(ours, 65536):
                     screen += read
+                    if not is_done and when(screen):
+                        is_done = True
+                        os.write(ours, then(process) or b"")
             os.close(ours)
             return CommandResult(process.wait(timeout=DEADLINE_SECONDS), screen.decode(), "")
 

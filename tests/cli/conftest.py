@@ -1,4 +1,4 @@
-"""Fixtures: the `dispatcher` command without settings, or with servers, tables, queues and a provider."""
+"""Fixtures: `dispatcher` in the test's process: without settings, or with servers, tables, queues and a provider."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from psycopg import sql
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.cli.commandline import CommandLine, settings_for
+from tests.store.books import Books
 
 
 @pytest.fixture
@@ -22,9 +23,16 @@ def database_url(tables_url: str) -> str:
 
 
 @pytest.fixture
+def tables(connection: psycopg.Connection) -> Books:
+    """Direct access to the tables."""
+    return Books(connection)
+
+
+@pytest.fixture
 def bare(tmp_path: Path) -> CommandLine:
     """`dispatcher` without servers and providers."""
-    return CommandLine(tmp_path, {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"})
+    environment = {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"}
+    return CommandLine(tmp_path, environment, needs_process=False)
 
 
 @pytest.fixture
@@ -42,7 +50,7 @@ def settled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Comma
     database_url = urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
     folder = tmp_path_factory.mktemp("settled")
-    commandline = CommandLine(folder, {"DISPATCHER_RUN_DIR": str(folder / "run")})
+    commandline = CommandLine(folder, {"DISPATCHER_RUN_DIR": str(folder / "run")}, needs_process=False)
     commandline = commandline.having(**settings_for(topology, servers, database_url))
     assert commandline("init").code == 0
     return commandline

@@ -1,12 +1,15 @@
-"""`dispatcher config`: values, sources, masked secrets."""
+"""`dispatcher config`: values and sources, masked secrets, and warnings for variables that are not settings."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dispatcher.cli.config import masked, without_login, without_path
+from dispatcher.cli.environment import unknown_variables
 from dispatcher.config import every_setting, examine
 from tests.cli.commandline import CommandLine
 
@@ -17,26 +20,29 @@ SECRETS = {
     "DISPATCHER_PROVIDERS": "smtp",
     "DISPATCHER_SMTP_URL": "smtp://ann:s3cret-d@mx:587",
 }
-
-
-def _settings(commandline: CommandLine) -> dict[str, dict[str, Any]]:
-    return {line["variable"]: line for line in commandline("config", "--json").json["settings"]}
+MISPLACED = {
+    "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/s3cret-e",
+    "DISPATCHER_ALERT_WEBHOOK_SECRET": "whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtczNjcmV0",
+    "DISPATCHER_SES_ENDPOINT_URL": "https://ann:s3cret-f@ses.example",
+    "DISPATCHER_SENDGRID_HOST": "https://ann:s3cret-g@api.example",
+}
 
 
 def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine) -> None:
-    shown = _settings(bare.having(**SECRETS, DISPATCHER_WORKERS="3"))
+    (bare.folder / "url").write_text("postgresql://ann:s3cret@db/mail\n")
+    settings = {**SECRETS, "DISPATCHER_DATABASE_URL": None, "DISPATCHER_DATABASE_URL_FILE": str(bare.folder / "url")}
+    lines = bare.having(**settings, DISPATCHER_WORKERS="3")("config", "--json").json["settings"]
+    shown = {line["variable"]: line for line in lines}
 
     assert len(shown) == len(every_setting())
-    assert shown["DISPATCHER_WORKERS"] == {
-        "variable": "DISPATCHER_WORKERS",
-        "value": "3",
-        "source": "environment",
-        "default": "auto",
-        "about": shown["DISPATCHER_WORKERS"]["about"],
-    }
+    about = shown["DISPATCHER_WORKERS"].pop("about")
+    worker = {"variable": "DISPATCHER_WORKERS", "value": "3", "source": "environment", "default": "auto"}
+    assert (shown["DISPATCHER_WORKERS"], bool(about)) == (worker, True)
     assert shown["DISPATCHER_PREFETCH"]["source"] == "default"
     assert shown["DISPATCHER_LEASE_SECONDS"]["value"] == "60"
     assert shown["DISPATCHER_CAPTURE_DIR"]["value"] is None
+    url = shown["DISPATCHER_DATABASE_URL"]
+    assert (url["source"], url["value"]) == ("file", "postgresql://ann:***@db/mail")
 
 
 def test_piped_output_has_one_line_per_setting_with_its_value_as_written(bare: CommandLine) -> None:
@@ -53,60 +59,40 @@ def test_piped_output_has_one_line_per_setting_with_its_value_as_written(bare: C
     assert shown["DISPATCHER_CAPTURE_DIR"] == ["default", "-"]
 
 
-def test_no_secret_is_shown(bare: CommandLine) -> None:
-    commandline = bare.having(**SECRETS)
+def test_no_secret_is_shown_also_if_it_is_in_a_path_or_a_login_that_should_not_be_there(bare: CommandLine) -> None:
+    right, wrong = bare.having(**SECRETS), bare.having(**SECRETS, **MISPLACED)
+    shown = [each("config", *form) for each in (right, wrong) for form in ((), ("--json",))]
+    screen = wrong.on_terminal("config", columns=100)
+    invalid = bare.having(**SECRETS | {"DISPATCHER_SMTP_URL": "smtpx://ann:s3cret@mx"})("config")
 
-    for ended in (commandline("config"), commandline("config", "--json"), commandline.on_terminal("config")):
-        assert ended.code == 0
+    assert [each.code for each in shown] == [0, 0, 78, 78]
+    for ended in (*shown, screen, invalid, wrong("doctor")):
         assert "s3cret" not in ended.stdout + ended.stderr
+    for ended in (*shown, screen):
         assert "amqp://ann:***@mq:5672/%2F" in ended.stdout
-
-
-def test_a_token_in_a_webhooks_path_and_a_misplaced_login_are_not_shown(bare: CommandLine) -> None:
-    commandline = bare.having(
-        **SECRETS,
-        DISPATCHER_ALERT_WEBHOOK_URL="https://hooks.example/services/s3cret-e",
-        DISPATCHER_ALERT_WEBHOOK_SECRET="whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQtczNjcmV0",
-        DISPATCHER_SES_ENDPOINT_URL="https://ann:s3cret-f@ses.example",
-        DISPATCHER_SENDGRID_HOST="https://ann:s3cret-g@api.example",
-    )
-
-    for ended in (commandline("config"), commandline("config", "--json"), commandline.on_terminal("config")):
-        assert "s3cret" not in ended.stdout + ended.stderr
+    for ended in (*shown[2:], screen):
         assert "https://hooks.example/***" in ended.stdout
-    assert "DISPATCHER_SES_ENDPOINT_URL must have no user" in commandline("config").stderr
-    assert "s3cret" not in commandline("doctor").stdout
+    assert "DISPATCHER_SES_ENDPOINT_URL must have no user" in shown[2].stderr
+    assert (invalid.code, "DISPATCHER_SMTP_URL must be a URL" in invalid.stderr) == (78, True)
 
 
-@pytest.mark.parametrize("columns", [100, 200])
-def test_control_characters_are_shown_as_replacement_characters(bare: CommandLine, columns: int) -> None:
-    hostile = {
-        "DISPATCHER_QUEUE": "q\x1b[2J[red]\x9b",
-        "DISPATCHER_PROVIDERS": "\x1b]0;x\x07",
-        "DISPATCHER_\x1b[1mX": "1",
-    }
-    commandline = bare.having(NO_COLOR="1", **hostile)
+def test_terminal_output_is_coloured_and_fits_the_width(bare: CommandLine) -> None:
+    ended = bare.having(**SECRETS).on_terminal("config", columns=100)
 
-    for ended in (commandline("config"), commandline.on_terminal("config", columns=columns), commandline("doctor")):
+    assert "\x1b[1m" in ended.stdout
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert {each.variable for each in every_setting()} <= {line.partition(" ")[0] for line in lines}
+
+
+def test_control_characters_are_replaced_and_no_color_removes_escape_sequences(bare: CommandLine) -> None:
+    hostile = {"DISPATCHER_QUEUE": "q\x1b[2J[red]\x9b", "DISPATCHER_PROVIDERS": "\x1b]0;x\x07"}
+    commandline = bare.having(NO_COLOR="1", **hostile, **{"DISPATCHER_\x1b[1mX": "1"})
+    screens = [commandline.on_terminal("config", columns=columns) for columns in (100, 200)]
+
+    for ended in (commandline("config"), commandline("doctor"), *screens):
         assert not {"\x1b", "\x07", "\x9b"} & set(ended.stdout + ended.stderr)
-    assert "[red]" in commandline.on_terminal("config", columns=columns).stdout
-
-
-def test_invalid_secret_is_masked_whole(bare: CommandLine) -> None:
-    ended = bare.having(**SECRETS | {"DISPATCHER_SMTP_URL": "smtpx://ann:s3cret@mx"})("config")
-
-    assert ended.code == 78
-    assert "s3cret" not in ended.stdout + ended.stderr
-    assert "DISPATCHER_SMTP_URL must be a URL" in ended.stderr
-
-
-def test_secret_in_a_file_names_the_file_as_its_source(bare: CommandLine) -> None:
-    (bare.folder / "url").write_text("postgresql://ann:s3cret@db/mail\n")
-
-    shown = _settings(bare.having(DISPATCHER_DATABASE_URL_FILE=str(bare.folder / "url")))
-
-    assert shown["DISPATCHER_DATABASE_URL"]["source"] == "file"
-    assert shown["DISPATCHER_DATABASE_URL"]["value"] == "postgresql://ann:***@db/mail"
+    assert all("[red]" in screen.stdout for screen in screens)
 
 
 def test_mistakes_and_unknown_variables_are_listed_and_invalid_values_are_shown(bare: CommandLine) -> None:
@@ -118,31 +104,93 @@ def test_mistakes_and_unknown_variables_are_listed_and_invalid_values_are_shown(
     assert {line["variable"]: line["value"] for line in ended.json["settings"]}["DISPATCHER_WORKERS"] == "many"
 
 
-def test_terminal_output_is_coloured_and_fits_the_width(bare: CommandLine) -> None:
-    ended = bare.having(**SECRETS).on_terminal("config", columns=100)
-
-    assert "\x1b[1m" in ended.stdout
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout).splitlines()
-    assert max(map(len, lines)) <= 100
-    first_words = {line.partition(" ")[0] for line in lines}
-    assert {each.variable for each in every_setting()} <= first_words
-
-
-def test_no_color_removes_escape_sequences(bare: CommandLine) -> None:
-    ended = bare.having(**SECRETS, NO_COLOR="1").on_terminal("config")
-
-    assert "\x1b" not in ended.stdout
-    assert max(len(line) for line in ended.stdout.splitlines()) <= 110
-
-
-def test_other_programs_get_one_line_per_setting(bare: CommandLine) -> None:
-    ended = bare.having(**SECRETS)("config")
-
-    assert len(ended.stdout.splitlines()) == len(every_setting()) + 2
-
-
 def test_uncommenting_the_defaults_of_the_example_changes_no_setting(bare: CommandLine) -> None:
     lines = [line[1:] for line in bare("config", "--example").stdout.splitlines() if line.startswith("#DISPATCHER")]
-    given = dict(line.split("=", 1) for line in lines)
 
-    assert examine(given)[0] == examine({})[0]
+    assert examine(dict(line.split("=", 1) for line in lines))[0] == examine({})[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ann:secret@db:5432/mail", "postgresql://ann:***@db:5432/mail"),
+        ("postgresql://db/mail", "postgresql://db/mail"),
+        ("postgresql://ann@db/mail", "postgresql://ann@db/mail"),
+        ("postgresql:///mail?host=/run&password=secret&user=ann", "postgresql:///mail?host=/run&password=***&user=ann"),
+        ("postgresql://ann@db/mail?sslpassword=secret", "postgresql://ann@db/mail?sslpassword=***"),
+        ("host=db password=secret dbname=mail", "host=db password=*** dbname=mail"),
+        ("host=db password='se cr\\'et' dbname=mail", "host=db password=*** dbname=mail"),
+        ("host=db PASSWORD = secret", "host=db PASSWORD = ***"),
+        ("amqp://ann:se%2Fcret@mq:5672/%2F?heartbeat=10", "amqp://ann:***@mq:5672/%2F?heartbeat=10"),
+        ("smtp://ann:se@cret@mx:587", "smtp://ann:***@mx:587"),
+        ("amqp://ann:se/cr#et?@mq/", "amqp://ann:***@mq/"),
+        ("amqp://ann:se@x@a/,amqp://bob:se,c@b/mail", "amqp://ann:***@a/,amqp://bob:***@b/mail"),
+        ("amqp://ann:se,amqp://cret@mq/", "amqp://ann:***@mq/"),
+        ("amqp://mq/,amqp://ann:secret@mq/", "***"),
+        ("postgresql://ann:secret@a:1,b:2/m?options=-cx=1", "postgresql://ann:***@a:1,b:2/m?options=-cx=1"),
+        ("SG.abcdef", "***"),
+        ("", "***"),
+    ],
+)
+def test_the_password_is_masked_and_the_host_is_shown(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+@given(password=st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_no_password_of_a_url_is_shown(password: str) -> None:
+    assert masked(f"amqp://ann:{password}@mq:5672/") == "amqp://ann:***@mq:5672/"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/secret", "https://hooks.slack.com/***"),
+        ("https://hooks.example:8443?token=secret", "https://hooks.example:8443/***"),
+        ("https://[::1]/secret", "https://[::1]/***"),
+        ("https://secret@hooks.example/x", "***"),
+        ("secret", "***"),
+    ],
+)
+def test_only_the_host_of_a_url_with_a_secret_path_is_shown(text: str, shown: str) -> None:
+    assert without_path(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://user:secret@ses.example", "https://***@ses.example"),
+        ("https://ses.example?api_key=secret&a=b", "https://ses.example?api_key=***&a=b"),
+        ("https://user:se@cr/et@ses.example", "https://***@ses.example"),
+        ("https://ses.example", "https://ses.example"),
+        ("ann:secret@ses.example", "***@ses.example"),
+        ("a@example.com, Shop <b@example.com>", "a@example.com, Shop <b@example.com>"),
+        ("127.0.0.1:9464", "127.0.0.1:9464"),
+    ],
+)
+def test_a_login_in_a_setting_that_is_not_secret_is_masked(text: str, shown: str) -> None:
+    assert without_login(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("variable", "found"),
+    [
+        ("DISPATCHER_WORKER", {"DISPATCHER_WORKER": "DISPATCHER_WORKERS"}),
+        ("DISPATCHER_AMPQ_URL", {"DISPATCHER_AMPQ_URL": "DISPATCHER_AMQP_URL"}),
+        ("DISPATCHER_PROVIDER", {"DISPATCHER_PROVIDER": "DISPATCHER_PROVIDERS"}),
+        ("DISPATCHER_WORKERS_FILE", {"DISPATCHER_WORKERS_FILE": "DISPATCHER_WORKERS"}),
+        ("DISPATCHER_QQQQQQQ", {"DISPATCHER_QQQQQQQ": None}),
+        ("DISPATCHER_WORKERS", {}),
+        ("DISPATCHER_SMTP_URL_FILE", {}),
+        ("DISPATCHER_CACHE_DIR", {}),
+        ("DISPATCHER_DEV_DIR", {}),
+    ],
+)
+def test_an_unknown_variable_is_found_with_a_similar_setting(variable: str, found: dict[str, str | None]) -> None:
+    assert unknown_variables({variable: "1", "PATH": "/bin"}) == found
+
+
+def test_a_command_warns_of_an_unknown_variable_and_goes_on(settled: CommandLine) -> None:
+    ended = settled.having(DISPATCHER_WORKRS="4")("status", "--json")
+
+    assert ended.code == 0
+    assert ended.stderr == "warning: DISPATCHER_WORKRS is not a setting; did you mean DISPATCHER_WORKERS?\n"

@@ -1,204 +1,141 @@
-"""`dispatcher enqueue` of one email given by options."""
+"""`dispatcher enqueue`: one email given by options, and a file of emails, of which each valid line is enqueued once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shlex
+import signal
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from typing import Any
 
-import psycopg
+import orjson
 import pytest
 
-from tests.cli.commandline import CommandLine, in_process
+from dispatcher.cli import email_file
+from dispatcher.cli.email_file import REFUSALS_IN_FULL, FileEntry, Refusal, read_entries
+from dispatcher.domain.email import Email
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, CommandResult
+from tests.store.books import Books
+from tests.waiting import wait_until
 
 ADDRESSED = ("--key", "order-17", "--from", "Shop <shop@example.com>", "--to", "ann@example.org", "--subject", "Hi")
 ONE = (*ADDRESSED, "--text", "Thank you.")
+EMAIL = {"message_key": "k", "from": "a@example.com", "to": "b@example.org", "subject": "s", "text": "t"}
+LINE = orjson.dumps(EMAIL)
 
 
-def _contents(connection: psycopg.Connection) -> dict[str, object]:
+def _contents(tables: Books) -> dict[str, Any]:
     """All columns of the only stored email."""
-    rows = connection.execute(
+    (row,) = tables.select(
         "select * from email_log join email_content using (email_id) left join email_attachment using (email_id)"
     )
-    assert rows.description is not None
-    (row,) = rows.fetchall()
-    return dict(zip([column.name for column in rows.description], row, strict=True))
+    return row
 
 
-@pytest.fixture
-def process(storing: CommandLine) -> CommandLine:
-    """`dispatcher` in a process of its own."""
-    return replace(storing, needs_process=True)
-
-
-@pytest.fixture
-def storing(storing: CommandLine) -> CommandLine:
-    """`dispatcher` in the test's process."""
-    return storing.without_process
-
-
-def test_email_is_accepted_and_its_id_printed(storing: CommandLine, connection: psycopg.Connection) -> None:
-    ended = storing("enqueue", *ONE)
-
-    assert ended.code == 0
-    stored = _contents(connection)
-    assert ended.stdout == f"accepted: {stored['email_id']}\n"
-    assert (stored["sender"], stored["subject"], stored["text_body"]) == ("Shop <shop@example.com>", "Hi", "Thank you.")
-
-
-def test_email_is_accepted_by_the_reachable_host_of_several(
-    storing: CommandLine, connection: psycopg.Connection
-) -> None:
+def test_an_email_is_accepted_by_the_reachable_host_of_several(storing: CommandLine, tables: Books) -> None:
     url = storing.environment["DISPATCHER_DATABASE_URL"]
     several = f"{url.replace('@', '@127.0.0.1:1,')}?target_session_attrs=read-write"
 
     ended = storing.having(DISPATCHER_DATABASE_URL=several)("enqueue", *ONE)
 
     assert ended.code == 0, ended.stderr
-    assert ended.stdout == f"accepted: {_contents(connection)['email_id']}\n"
+    stored = _contents(tables)
+    assert ended.stdout == f"accepted: {stored['email_id']}\n"
+    assert (stored["sender"], stored["subject"], stored["text_body"]) == ("Shop <shop@example.com>", "Hi", "Thank you.")
 
 
-def test_an_allowed_provider_header_is_stored(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_an_allowed_provider_header_is_stored(storing: CommandLine, tables: Books) -> None:
     allowing = storing.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS="x-mc-tags")
-    line = b'{"message_key": "k", "from": "a@example.com", "to": "b@example.com", "subject": "s", "text": "t"%b}'
-    lines = [line % b', "headers": {"X-MC-Tags": "a"}', line % b', "headers": {"X-MC-Subaccount": "a"}']
+    lines = [EMAIL | {"headers": {"X-MC-Tags": "a"}}, EMAIL | {"headers": {"X-MC-Subaccount": "a"}}]
 
     assert allowing("enqueue", *ONE, "--header", "X-MC-Tags: a").code == 0
-    assert _contents(connection)["headers"] == {"X-MC-Tags": "a"}
-    ended = allowing("enqueue", "--file", "-", stdin=b"\n".join(lines))
+    assert _contents(tables)["headers"] == {"X-MC-Tags": "a"}
+    ended = feed(allowing, lines)
     assert ended.code == 3
     assert "line 2: headers.X-MC-Subaccount: controls" in ended.stderr
 
 
-def test_every_option_reaches_the_tables(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_every_option_reaches_the_tables(storing: CommandLine, tables: Books) -> None:
     (storing.folder / "bill.pdf").write_bytes(b"%PDF")
     (storing.folder / "page.html").write_text("<p>ä</p>", encoding="utf-8")
-    options = {
-        "--to": "bob@example.org",
-        "--cc": "cc@example.org",
-        "--bcc": "bcc@example.org",
-        "--reply-to": "desk@example.com",
-        "--html-file": "page.html",
-        "--attach": "bill.pdf",
-        "--header": "X-Campaign: spring: two",
-        "--tag": "receipts",
-        "--tenant": "acme",
-        "--correlation-id": "request-9",
-        "--on-uncertain": "resend",
-    }
+    options = "--to bob@example.org --cc cc@example.org --bcc bcc@example.org --reply-to desk@example.com"
+    options += " --html-file page.html --attach bill.pdf --header 'X-Campaign: spring: two' --tag receipts"
+    options += " --tenant acme --correlation-id request-9 --on-uncertain resend --erase-after-sending"
 
-    ended = storing("enqueue", *ONE, "--erase-after-sending", *[word for option in options.items() for word in option])
+    ended = storing("enqueue", *ONE, *shlex.split(options))
 
     assert ended.code == 0, ended.stderr
-    stored = _contents(connection)
-    assert stored["recipients"] == {
-        "to": ["ann@example.org", "bob@example.org"],
-        "cc": ["cc@example.org"],
-        "bcc": ["bcc@example.org"],
-        "reply_to": ["desk@example.com"],
-    }
+    stored = _contents(tables)
+    recipients = {"to": ["ann@example.org", "bob@example.org"], "cc": ["cc@example.org"]}
+    assert stored["recipients"] == recipients | {"bcc": ["bcc@example.org"], "reply_to": ["desk@example.com"]}
     assert (stored["html_body"], stored["headers"]) == ("<p>ä</p>", {"X-Campaign": "spring: two"})
     assert (stored["filename"], stored["content_type"], stored["content"]) == ("bill.pdf", "application/pdf", b"%PDF")
     assert (stored["tags"], stored["tenant_id"]) == (["receipts", "one_time_code"], "acme")
     assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
 
 
-def test_an_email_is_scheduled_and_expires(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_an_email_is_scheduled_and_expires(storing: CommandLine, tables: Books) -> None:
     send_at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
 
     ended = storing("enqueue", *ONE, "--send-at", send_at.isoformat(), "--expires-in", "10m", "--lane", "bulk")
 
     assert ended.code == 0, ended.stderr
-    stored = _contents(connection)
+    stored = _contents(tables)
     assert (stored["status"], stored["wait_until"], stored["lane"]) == ("waiting", send_at, "bulk")
     assert stored["expires_at"] == send_at + timedelta(minutes=10)
 
 
-def test_an_expiry_counts_from_now_without_a_schedule(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_an_expiry_counts_from_now_without_a_schedule(storing: CommandLine, tables: Books) -> None:
     before = datetime.now(UTC)
 
+    past = storing("enqueue", *ONE, "--expires-at", "2026-01-01T00:00:00Z")
+    assert (past.code, "expires_at: is in the past" in past.stderr) == (1, True)
     assert storing("enqueue", *ONE, "--expires-in", "10m").code == 0
 
-    expires_at = _contents(connection)["expires_at"]
-    assert isinstance(expires_at, datetime)
-    assert timedelta(minutes=10) <= expires_at - before < timedelta(minutes=11)
+    assert timedelta(minutes=10) <= _contents(tables)["expires_at"] - before < timedelta(minutes=11)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (("--send-at", "2026-12-24T18:00:00"), 2, "must be a date and time with a zone"),
-        (("--send-at", "tomorrow"), 2, "must be a date and time with a zone"),
-        (("--expires-at", "2026-01-01T00:00:00Z"), 1, "expires_at: is in the past"),
-        (("--expires-at", "2027-01-01T00:00:00Z", "--expires-in", "1h"), 2, "Give only one."),
-    ],
-)
-def test_an_invalid_time_is_refused(storing: CommandLine, options: tuple[str, ...], code: int, words: str) -> None:
-    ended = storing("enqueue", *ONE, *options)
-
-    assert (ended.code, words in ended.stderr) == (code, True), ended.stderr
-
-
-def test_a_file_reports_lines_that_have_expired(storing: CommandLine, connection: psycopg.Connection) -> None:
-    line = b'{"message_key": "%b", "from": "a@example.com", "to": "b@example.com", "subject": "s", "text": "t"%b}'
-    lines = [line % (b"1", b', "expires_at": "2026-01-01T00:00:00Z"'), line % (b"2", b"")]
-
-    ended = storing("enqueue", "--file", "-", stdin=b"\n".join(lines))
-
-    assert ended.code == 3
-    assert "line 1: expires_at: is in the past" in ended.stderr
-    assert _contents(connection)["message_key"] == "2"
-
-
-def test_a_template_replaces_subject_and_body(storing: CommandLine, connection: psycopg.Connection) -> None:
+def test_a_template_replaces_subject_and_body(storing: CommandLine, tables: Books) -> None:
     template = ("--template", "d-0c1a", "--template-data", '{"number": 17}')
 
     ended = storing("enqueue", *ADDRESSED[:-2], *template)
 
     assert ended.code == 0, ended.stderr
-    stored = _contents(connection)
+    stored = _contents(tables)
     assert (stored["template_id"], stored["template_data"]) == ("d-0c1a", {"number": 17})
     assert (stored["subject"], stored["text_body"], stored["html_body"]) == ("", None, None)
 
 
-def test_body_may_come_from_stdin(process: CommandLine, connection: psycopg.Connection) -> None:
-    ended = process("enqueue", *ADDRESSED, "--text-file", "-", stdin="from a pipe\n")
+def test_a_body_may_come_from_stdin_in_utf_8(storing: CommandLine, tables: Books) -> None:
+    refused = storing("enqueue", *ADDRESSED, "--text-file", "-", stdin=b"\xff\xfe")
+    ended = storing("enqueue", *ADDRESSED, "--text-file", "-", stdin="from a pipe\n")
 
+    assert (refused.code, "is not UTF-8" in refused.stderr) == (2, True)
     assert ended.code == 0
-    assert _contents(connection)["text_body"] == "from a pipe\n"
+    assert _contents(tables)["text_body"] == "from a pipe\n"
 
 
-def test_same_key_and_content_is_known(storing: CommandLine) -> None:
+def test_a_key_is_known_with_the_same_content_and_refused_with_other_content(storing: CommandLine) -> None:
     first, second = storing("enqueue", *ONE, "--json"), storing("enqueue", *ONE, "--json")
+    ended = storing("enqueue", *ADDRESSED, "--text", "Something else.")
 
     assert (first.code, second.code) == (0, 0)
     assert first.json["acceptance"] == "accepted"
     assert second.json == {**first.json, "acceptance": "known"}
-
-
-def test_same_key_with_other_content_is_refused(storing: CommandLine) -> None:
-    first = storing("enqueue", *ONE, "--json")
-
-    ended = storing("enqueue", *ADDRESSED, "--text", "Something else.")
-
     assert (ended.code, ended.stdout) == (1, "")
     assert first.json["email_id"] in ended.stderr
     assert "a different payload" in ended.stderr
 
 
-def test_missing_key_is_explained() -> None:
-    ended = in_process("enqueue", *ONE[2:])
+def test_missing_options_are_named_at_once_and_a_missing_key_is_explained(bare: CommandLine) -> None:
+    without_key, without_all = bare("enqueue", *ONE[2:]), bare("enqueue")
 
-    assert ended.code == 2
-    assert "--key is missing" in ended.stderr
-    assert "creates no second email" in ended.stderr
-
-
-def test_all_missing_options_are_named_at_once() -> None:
-    ended = in_process("enqueue")
-
-    assert ended.code == 2
+    assert (without_key.code, without_all.code) == (2, 2)
+    assert "--key is missing" in without_key.stderr
+    assert "creates no second email" in without_key.stderr
     for option in ("--key", "--from", "--to", "--subject", "--text", "--template"):
-        assert option in ended.stderr
+        assert option in without_all.stderr
 
 
 @pytest.mark.parametrize(
@@ -212,10 +149,14 @@ def test_all_missing_options_are_named_at_once() -> None:
         (["--text", "a", "--on-uncertain", "panic"], "panic"),
         (["--template", "d-0c1a", "--template-data", "{"], "--template-data is not JSON"),
         (["--file", "-"], "--file and --key cannot be combined"),
+        (["--text", "a", "--send-at", "2026-12-24T18:00:00"], "must be a date and time with a zone"),
+        (["--text", "a", "--send-at", "tomorrow"], "must be a date and time with a zone"),
+        (["--text", "a", "--expires-at", "2027-01-01T00:00:00Z", "--expires-in", "1h"], "Give only one."),
+        (["--text", "a", "--key", ""], "--key is missing"),
     ],
 )
-def test_invalid_arguments_are_usage_errors(arguments: list[str], words: str) -> None:
-    ended = in_process("enqueue", *ADDRESSED, *arguments)
+def test_invalid_arguments_are_usage_errors(bare: CommandLine, arguments: list[str], words: str) -> None:
+    ended = bare("enqueue", *ADDRESSED, *arguments)
 
     assert (ended.code, ended.stdout) == (2, "")
     assert words in ended.stderr
@@ -232,29 +173,18 @@ def test_invalid_arguments_are_usage_errors(arguments: list[str], words: str) ->
         (["--header", "X-MC-Tags: a"], "--header.X-MC-Tags: controls Mailchimp Transactional"),
         (["--template", "d-0c1a"], "--template: cannot be combined with text or html"),
         (["--template-data", "{}", "--template", ""], "--template: must be"),
-        (["--key", ""], "--key is missing"),
     ],
 )
-def test_an_invalid_email_is_refused_before_any_connection_and_the_error_names_the_option(
-    arguments: list[str], words: str
-) -> None:
-    ended = in_process("enqueue", *ONE, *arguments)
+def test_the_refusal_of_an_invalid_email_names_the_option(bare: CommandLine, arguments: list[str], words: str) -> None:
+    away = bare.having(DISPATCHER_DATABASE_URL="postgresql://u@127.0.0.1:1/x")
+    ended = away("enqueue", *ONE, *arguments)
 
-    assert ended.code in (1, 2)
+    assert ended.code == 1
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_body_that_is_not_utf_8_is_refused(bare: CommandLine) -> None:
-    ended = bare("enqueue", *ADDRESSED, "--text-file", "-", stdin=b"\xff\xfe")
-
-    assert ended.code == 2
-    assert "is not UTF-8" in ended.stderr
-
-
-def test_an_email_that_no_configured_provider_can_send_is_refused(
-    storing: CommandLine, connection: psycopg.Connection
-) -> None:
+def test_an_email_that_no_configured_provider_can_send_is_refused(storing: CommandLine, tables: Books) -> None:
     many = [word for number in range(50) for word in ("--to", f"reader-{number}@example.org")]
 
     ended = storing.having(DISPATCHER_PROVIDERS="ses")("enqueue", *ONE, *many)
@@ -262,4 +192,204 @@ def test_an_email_that_no_configured_provider_can_send_is_refused(
     assert ended.code == 1
     assert 'Email "order-17": the number of recipients needs a provider with a limit of at least 51' in ended.stderr
     assert "configured: ses.\nAdd one to DISPATCHER_PROVIDERS, or split the email.\n" in ended.stderr
-    assert connection.execute("select count(*) from email_log").fetchone() == (0,)
+    assert tables.count("email_log") == 0
+
+
+def _email(number: int, **other: Any) -> dict[str, Any]:
+    return EMAIL | {"message_key": f"key-{number}", "subject": f"Nr {number} ä", **other}
+
+
+def _lines(emails: Iterable[Any]) -> bytes:
+    return b"".join(email if isinstance(email, bytes) else orjson.dumps(email) + b"\n" for email in emails)
+
+
+def feed(storing: CommandLine, lines: Iterable[Any], *options: str) -> CommandResult:
+    """Enqueues these lines."""
+    return storing("enqueue", "--file", "-", *options, stdin=_lines(lines))
+
+
+def test_valid_lines_are_accepted_and_already_known_in_a_second_run(storing: CommandLine, tables: Books) -> None:
+    (storing.folder / "emails.jsonl").write_bytes(_lines(map(_email, range(1200))))
+
+    first, second = [storing("enqueue", "--file", "emails.jsonl", "--json") for _ in range(2)]
+
+    assert (first.code, first.json["accepted"], first.json["refused"]) == (0, 1200, 0)
+    assert (second.code, second.json["accepted"], second.json["known"]) == (0, 0, 1200)
+    assert tables.count("email_log") == 1200
+
+
+def test_invalid_lines_are_reported_by_number_and_valid_lines_are_enqueued(storing: CommandLine, tables: Books) -> None:
+    lines = [_email(1), b"{not json}\n", _email(3, to=["nobody"]), b"\n", _email(5), _email(1, subject="Other")]
+    lines += [_email(5), _email(8, expires_at="2026-01-01T00:00:00Z")]
+
+    ended = feed(storing, lines)
+
+    assert ended.code == 3
+    refusals = dict(line.split(": ", 1) for line in ended.stderr.splitlines())
+    assert refusals.keys() == {"line 2", "line 3", "line 6", "line 8"}
+    assert refusals["line 3"].startswith("to[0]: ")
+    assert "which has different content" in refusals["line 6"]
+    assert refusals["line 8"].startswith("expires_at: is in the past")
+    assert "nobody" not in ended.stderr
+    counts = [["accepted", "2"], ["already", "known", "1"], ["refused", "4", "3"]]
+    assert [line.split()[:3] for line in ended.stdout.splitlines()] == counts
+    assert tables.count("email_log") == 2
+
+
+def test_json_has_every_refusal_in_the_order_of_the_file_and_text_only_the_first(storing: CommandLine) -> None:
+    lines = [_email(1), _email(1, subject="Other"), b"?\n"] + [b"[]\n"] * 100
+    document, text = feed(storing, lines, "--json"), feed(storing, [b"[]\n"] * 1000)
+
+    assert (document.code, text.code) == (3, 1)
+    assert [refusal["line"] for refusal in document.json["refusals"]] == list(range(2, 104))
+    assert document.json["refusals"][0]["field"] == "message_key"
+    assert (document.json["refused"], document.json["conflicts"]) == (102, 1)
+    shown = text.stderr.splitlines()
+    assert len(shown) == REFUSALS_IN_FULL + 1
+    assert shown[-1] == f"… and {1000 - REFUSALS_IN_FULL} more (--json lists all)."
+
+
+def test_the_same_fault_of_adjacent_lines_is_printed_once_and_otherwise_with_each_number(storing: CommandLine) -> None:
+    rows = [b"key,from,to,subject,text\n"] + [f"k-{n},a@example.com,b@example.org,s,t\n".encode() for n in range(99)]
+    done, apart = feed(storing, rows), feed(storing, [b"\xff\n", _email(1), b"\xff\n"])
+
+    assert done.code == 1
+    assert done.stderr.count("looks like a table separated by commas; each line must be a JSON object") == 1
+    assert "… and 99 more (--json lists all)." in done.stderr
+    assert len(feed(storing, rows, "--json").json["refusals"]) == 100
+    assert [line.partition(":")[0] for line in apart.stderr.splitlines()] == ["line 1", "line 3"]
+
+
+def test_an_empty_file_is_a_success_and_one_that_cannot_be_opened_a_usage_error(storing: CommandLine) -> None:
+    for content in (b"", b"\n \n"):
+        ended = feed(storing, [content], "--json")
+        assert (ended.code, ended.json["accepted"], ended.json["refused"]) == (0, 0, 0)
+    assert [storing("enqueue", "--file", name).code for name in ("nowhere.jsonl", ".")] == [2, 2]
+
+
+def test_a_lost_connection_stops_a_run_and_a_second_run_enqueues_the_rest(storing: CommandLine, tables: Books) -> None:
+    with storing.started("enqueue", "--file", "-", "--json") as process:
+        assert process.stdin is not None
+        process.stdin.write(_lines(map(_email, range(700))))
+        process.stdin.flush()
+        wait_until(lambda: tables.count("email_log") >= 500)
+        tables.terminate("dispatcher enqueue")
+        stdout, stderr = process.communicate(_lines(map(_email, range(700, 2000))), timeout=DEADLINE_SECONDS)
+
+    assert process.returncode == 1
+    assert orjson.loads(stdout)["accepted"] == tables.count("email_log") == 500
+    assert b"Run the same command again" in stderr
+    assert b"Traceback" not in stderr
+
+    again = feed(storing, map(_email, range(2000)), "--json")
+    assert (again.code, again.json["accepted"], again.json["known"]) == (0, 1500, 500)
+    assert tables.count("email_log") == 2000
+
+
+def test_ctrl_c_ends_the_run_and_says_how_many_emails_are_stored(storing: CommandLine, tables: Books) -> None:
+    with storing.started("enqueue", "--file", "-") as process:
+        assert process.stdin is not None
+        process.stdin.write(_lines(map(_email, range(600))))
+        process.stdin.flush()
+        wait_until(lambda: tables.count("email_log") >= 500)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=DEADLINE_SECONDS)
+        assert process.stderr is not None
+        stderr = process.stderr.read()
+
+    assert process.returncode == 130
+    assert b"Interrupted: at least " in stderr
+    assert b"Traceback" not in stderr
+
+
+def test_terminal_shows_progress_and_the_summary(storing: CommandLine) -> None:
+    (storing.folder / "emails.jsonl").write_bytes(_lines([*map(_email, range(20)), b"[]\n"]))
+
+    ended = storing.on_terminal("enqueue", "--file", "emails.jsonl")
+
+    assert ended.code == 3
+    assert "enqueueing" in ended.stdout
+    assert "line 21: email: must be a JSON object" in ended.stdout
+
+
+def test_lines_that_no_configured_provider_can_send_are_refused_and_the_others_accepted(storing: CommandLine) -> None:
+    lines = [_email(0), _email(1, template_id="d-1", text=None)]
+
+    ended = feed(storing.having(DISPATCHER_PROVIDERS="smtp"), lines, "--json")
+
+    assert (ended.code, ended.json["accepted"], ended.json["refused"]) == (3, 1, 1)
+    words = "template_id needs a provider with templates (resend, sendgrid, ses); configured: smtp."
+    assert ended.stderr.startswith(f"line 2: {words} Add one to DISPATCHER_PROVIDERS, or set text or html.\n")
+    assert ended.json["refusals"][0]["field"] == "template_id"
+    assert feed(storing, lines).code == 0  # without configured providers
+
+
+def test_an_sms_to_a_country_that_is_not_allowed_is_refused_by_its_line_and_alone(storing: CommandLine) -> None:
+    twilio = {"DISPATCHER_TWILIO_ACCOUNT_SID": f"AC{'0' * 32}", "DISPATCHER_TWILIO_SENDER": "+14155550100"}
+    host = storing.having(DISPATCHER_SMS_PROVIDERS="twilio", **twilio)
+    numbers = ("+18765551234", "+14155550101")
+
+    done = feed(host, [{"channel": "sms", "message_key": to, "to": to, "text": "t"} for to in numbers], "--json")
+    alone = host("enqueue", "--sms", "--key", "k", "--to", "+18765551234", "--text", "t")
+
+    (refusal,) = done.json["refusals"]
+    assert (done.code, done.json["accepted"], refusal["line"], refusal["field"]) == (3, 1, 1, "to")
+    assert alone.code == 1
+    assert "--to: is a number of JM, which DISPATCHER_SMS_COUNTRIES" in alone.stderr
+
+
+def _read(content: bytes) -> list[FileEntry]:
+    return list(read_entries(BytesIO(content)))
+
+
+@pytest.mark.parametrize(
+    "content", [LINE, LINE + b"\n", LINE + b"\r\n", b"\xef\xbb\xbf" + LINE, b"  " + LINE + b"  \n"]
+)
+def test_spaces_line_ends_and_a_byte_order_mark_around_an_email_are_ignored(content: bytes) -> None:
+    (entry,) = _read(content)
+
+    assert entry.content == Email.from_json(EMAIL)
+    assert (entry.number, entry.end) == (1, len(content))
+
+
+def test_blank_lines_are_skipped_and_count_in_line_numbers() -> None:
+    assert [entry.number for entry in _read(b"\n" + LINE + b"\n \t\n\r\n" + LINE)] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "words"),
+    [
+        (b'{"a" 1}', "line", "is not JSON (unexpected character, expected ':' after key, character 6)"),
+        (b"hello", "line", "is not JSON"),
+        (b"\xff\xfe{}", "line", "is UTF-16, not UTF-8; save the file as UTF-8"),
+        ('{"message_key": "k"}'.encode("utf-16-be"), "line", "is UTF-16"),
+        ('{"message_key": "kü"}'.encode("latin-1"), "line", "is not UTF-8"),
+        (b"message_key;from;to", "line", "looks like a table separated by semicolons; each line must be a JSON object"),
+        (b"message_key,from,to", "line", "looks like a table separated by commas"),
+        (b"k\tshop@example.com\tann@example.org; bob@example.org", "line", "looks like a table separated by tabs"),
+        (b"[" * 5000, "line", "is only a part of a JSON document; write each email as one line"),
+        (b'{"message_key": "k"},', "line", "is only a part of a JSON document"),
+        (b"[]", "email", "must be a JSON object"),
+        (LINE.replace(b"{", b'{"message_key": "j", ', 1), "line", "has the same name twice"),
+        (orjson.dumps(EMAIL | {"to": ["b@example.org", "nobody"]}), "to[1]", "@"),
+        (orjson.dumps(EMAIL | {"colour": "red"}), "colour", "is not a field of an email; check the spelling"),
+        (orjson.dumps({**EMAIL, "subject": None}), "subject", "is required unless template_id is set"),
+    ],
+)
+def test_the_refusal_of_an_invalid_line_has_number_field_and_reason(line: bytes, field: str, words: str) -> None:
+    good, bad = _read(LINE + b"\n" + line + b"\n")
+
+    assert isinstance(good.content, Email)
+    assert isinstance(bad.content, Refusal)
+    assert (bad.content.line, bad.content.field) == (2, field)
+    assert words in bad.content.reason
+
+
+def test_a_line_that_is_too_long_is_refused_and_the_next_line_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(email_file, "MAX_LINE_OCTETS", len(LINE) + 1)
+
+    before, long, after = _read(LINE + b"\n" + b"x" * 10 * len(LINE) + b"\n" + LINE)
+
+    assert isinstance(before.content, Email)
+    assert long.content == Refusal(2, "line", f"has more than {len(LINE) + 1} bytes")
+    assert (after.number, after.content) == (3, before.content)

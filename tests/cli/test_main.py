@@ -1,112 +1,69 @@
-"""Tests the behaviour that all commands share: help, usage errors, exit codes, closed pipes."""
+"""Tests the behaviour that all commands share: imports, settings, exit codes, closed pipes, tables."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from dispatcher.cli.main import COMMANDS, dispatcher
+from dispatcher.cli.table import Styled, Table, columns_of, side_by_side
 from dispatcher.version import VERSION
 from tests.cli.commandline import PROGRAM, CommandLine
 
-
-def test_help_lists_every_command_with_its_summary(bare: CommandLine) -> None:
-    ended = bare("--help")
-
-    assert ended.code == 0
-    for name, (_, summary) in COMMANDS.items():
-        assert name in ended.stdout
-        assert summary in " ".join(ended.stdout.split())
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command_has_an_example(name: str) -> None:
-    shown = CliRunner().invoke(dispatcher, [name, "--help"])
-
-    assert shown.exit_code == 0
-    assert "Example" in shown.output
-    assert f"dispatcher {name}" in shown.output
-
-
-def test_help_imports_no_command_and_not_rich(bare: CommandLine) -> None:
-    script = (
-        "import sys; from dispatcher.cli.main import main; main(['--help'])\n"
-        "loaded = [name for name in sys.modules if name.split('.')[0] in ('rich', 'pika', 'uvloop', 'structlog')]\n"
-        "assert not loaded, loaded"
-    )
-
-    done = subprocess.run([sys.executable, "-c", script], env=bare.whole_environment, capture_output=True, check=False)
-
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_no_summary_in_a_list_of_commands_is_truncated(name: str) -> None:
-    shown = CliRunner().invoke(dispatcher, [name, "--help"])
-
-    assert "..." not in shown.output.partition("Commands:")[2]
-
-
-NEEDLESS = {"rich", "uvloop", "structlog", "psycopg_pool"}
-NEEDLESS_FOR_DLQ = (
-    NEEDLESS
-    | {"pika", "boto3", "difflib"}
-    | {f"dispatcher.{name}" for name in ("domain.address", "domain.scrub", "ops.poison")}
-)
+NEEDLESS = {"rich", "uvloop", "structlog", "psycopg_pool", "dotenv"}
+NEEDLESS_FOR_DLQ = NEEDLESS | {"pika", "boto3", "difflib"}
+NEEDLESS_FOR_DLQ |= {f"dispatcher.{name}" for name in ("domain.address", "domain.scrub", "ops.poison")}
 NEEDLESS_FOR_STATUS = NEEDLESS | {"prometheus_client", "h11", "dispatcher.store.outbox", "dispatcher.store.webhooks"}
+NEEDLESS_FOR_FIND = NEEDLESS | {
+    "pika",
+    "prometheus_client",
+    "multiprocessing",
+    "boto3",
+    "pydantic",
+    "starlette",
+    "idna",
+}
+NEEDLESS_FOR_FIND |= {"h11", "dispatcher.broker", "dispatcher.ops.acts", "dispatcher.domain.waiting"}
+NEEDLESS_FOR_FIND |= {"dispatcher.store.emails"}
+
+
+def _python(script: str, commandline: CommandLine) -> subprocess.CompletedProcess[str]:
+    environment = commandline.whole_environment
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
     ("words", "needless"),
     [
+        (["--help"], NEEDLESS | {"pika", "psycopg"}),
         (["dlq", "list", "--by", "error_type"], NEEDLESS_FOR_DLQ),
         (["dlq", "show", "0198c2f4-0000-7000-8000-000000000000"], NEEDLESS_FOR_DLQ),
         (["status"], NEEDLESS_FOR_STATUS),
+        (["find", "--to", "ann@example.org"], NEEDLESS_FOR_FIND),
     ],
-    ids=["dlq list", "dlq show", "status"],
+    ids=["help", "dlq list", "dlq show", "status", "find"],
 )
 def test_commands_import_only_what_they_need(settled: CommandLine, words: list[str], needless: set[str]) -> None:
     script = (
         f"import sys; from dispatcher.cli.main import main; main({words})\n"
-        f"needless = {needless}\n"
-        "assert 'psycopg' in sys.modules\n"
-        "assert not needless & sys.modules.keys(), needless & sys.modules.keys()"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=settled.whole_environment, capture_output=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
-
-
-def test_find_imports_only_what_it_needs(settled: CommandLine) -> None:
-    script = (
-        "import sys; from dispatcher.cli.main import main; main(['find', '--to', 'ann@example.org'])\n"
         "from dispatcher.config import plugins\n"
-        "needless = {'rich', 'pika', 'uvloop', 'structlog', 'prometheus_client', 'psycopg_pool', 'multiprocessing'}\n"
-        "needless |= {'boto3', 'pydantic', 'starlette', 'dotenv', 'idna', 'h11', 'dispatcher.broker'}\n"
-        "needless |= {'dispatcher.ops.acts', 'dispatcher.domain.waiting', 'dispatcher.store.emails'}\n"
-        "assert 'psycopg' in sys.modules\n"
+        f"needless, has_connected = {needless}, {words != ['--help']}\n"
+        "assert not has_connected or 'psycopg' in sys.modules\n"
         "assert not needless & sys.modules.keys(), needless & sys.modules.keys()\n"
         "assert not plugins.installed.cache_info().currsize, 'installed packages were searched for providers'"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=settled.whole_environment, capture_output=True, check=False
-    )
+    done = _python(script, settled)
 
     assert done.returncode == 0, done.stderr
 
 
-def test_run_imports_before_the_fork_what_its_processes_need_and_nothing_else(prepared: CommandLine) -> None:
+def test_run_imports_before_the_fork_what_its_processes_need_and_nothing_else(settled: CommandLine) -> None:
     """The provider is `capture`. The script replaces the first fork, and so sees what the processes would share."""
-    assert prepared("init").code == 0
     script = (
         "import gc, os, sys\n"
         "def fork():\n"
@@ -121,76 +78,43 @@ def test_run_imports_before_the_fork_what_its_processes_need_and_nothing_else(pr
         "from dispatcher.cli.main import main; main(['run'])"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=prepared.whole_environment, capture_output=True, text=True, check=False
-    )
+    done = _python(script, settled.having(DISPATCHER_METRICS_ADDRESS="off"))
 
     assert done.stdout.endswith("[] [] True\n"), done.stdout + done.stderr
 
 
 def test_version_is_printed(bare: CommandLine) -> None:
-    ended = bare("--version")
-
-    assert (ended.code, ended.stdout) == (0, f"dispatcher {VERSION}\n")
-
-
-def test_unknown_command_is_a_usage_error_that_suggests_a_similar_one(bare: CommandLine) -> None:
-    ended = bare("doctro")
-
-    assert ended.code == 2
-    assert "Did you mean 'doctor'?" in ended.stderr
-    assert ended.stdout == ""
+    assert bare("--version").stdout == f"dispatcher {VERSION}\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "needed"),
+    ("words", "needed"),
     [
-        (["run"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"}),
-        (["init"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"}),
-        (["status"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"}),
-        (["config"], {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"}),
-        (["enqueue", "--file", "-"], {"DISPATCHER_DATABASE_URL"}),
+        ("run", {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"}),
+        ("init", {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"}),
+        ("status", {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"}),
+        ("config", {"DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"}),
+        ("enqueue --file -", {"DISPATCHER_DATABASE_URL"}),
     ],
 )
-def test_all_missing_settings_are_named_one_per_line(bare: CommandLine, arguments: list[str], needed: set[str]) -> None:
-    ended = bare(*arguments)
+def test_all_missing_settings_are_named_one_per_line(bare: CommandLine, words: str, needed: set[str]) -> None:
+    ended = bare(*words.split())
 
     assert ended.code == 78
-    mistakes = ended.refusals if arguments == ["run"] else ended.stderr.splitlines()
+    mistakes = ended.refusals if words == "run" else ended.stderr.splitlines()
     assert {line.partition(" is not set")[0] for line in mistakes} == needed
 
 
-def test_all_mistakes_are_reported_at_once(bare: CommandLine) -> None:
-    mistaken = bare.having(
-        DISPATCHER_DATABASE_URL="http://db", DISPATCHER_WORKERS="many", DISPATCHER_PROVIDERS="pigeon"
-    )
+def test_an_error_is_one_message_with_a_remedy(settled: CommandLine, unprepared: CommandLine) -> None:
+    away = settled.having(DISPATCHER_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")("status")
+    without_tables = unprepared("status")
 
-    ended = mistaken("run")
-
-    assert ended.code == 78
-    assert [line.split()[0] for line in ended.refusals] == [
-        "DISPATCHER_DATABASE_URL",
-        "DISPATCHER_WORKERS",
-        "DISPATCHER_PROVIDERS",
-        "DISPATCHER_AMQP_URL",
-    ]
-
-
-def test_an_error_is_one_message_without_a_stack_trace(settled: CommandLine) -> None:
-    ended = settled.having(DISPATCHER_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")("status")
-
-    assert ended.code == 1
-    assert ended.stderr.startswith("dispatcher: PostgreSQL is not available")
-    assert "Traceback" not in ended.stderr
-    assert "secret" not in ended.stderr
-
-
-def test_the_error_for_missing_tables_has_a_remedy(unprepared: CommandLine) -> None:
-    ended = unprepared("status")
-
-    assert ended.code == 1
+    assert (away.code, without_tables.code) == (1, 1)
+    assert away.stderr.startswith("dispatcher: PostgreSQL is not available")
+    assert "Traceback" not in away.stderr
+    assert "secret" not in away.stderr
     remedy = "Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if the tables are in another schema."
-    assert remedy in ended.stderr
+    assert remedy in without_tables.stderr
 
 
 @pytest.mark.parametrize("command", ["config", "--help", "status"])
@@ -198,34 +122,21 @@ def test_a_closed_pipe_is_not_an_error(settled: CommandLine, command: str) -> No
     reader, writer = os.pipe()
     os.close(reader)
 
-    done = subprocess.run(
-        [*PROGRAM, command],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        env=settled.whole_environment,
-        cwd=settled.folder,
-        check=False,
-    )
-    os.close(writer)
+    with settled.started(command, stdout=writer) as process:
+        os.close(writer)
+        _, stderr = process.communicate()
 
-    assert done.stderr == b""
-    assert done.returncode in ((0, 1) if command == "--help" else (0,))
+    assert stderr == b""
+    assert process.returncode in ((0, 1) if command == "--help" else (0,))
 
 
 @pytest.mark.parametrize("words", ["status --json", "--help", "dlq list --help", "--version"])
 def test_a_full_disk_is_an_error(settled: CommandLine, words: str) -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [*PROGRAM, *words.split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=settled.whole_environment,
-            cwd=settled.folder,
-            check=False,
-        )
+    with Path("/dev/full").open("wb") as full, settled.started(*words.split(), stdout=full) as process:
+        _, stderr = process.communicate()
 
-    assert done.returncode == 1
-    assert done.stderr == b"dispatcher: stdout cannot be written: No space left on device.\n"
+    assert process.returncode == 1
+    assert stderr == b"dispatcher: stdout cannot be written: No space left on device.\n"
 
 
 def test_commands_work_with_a_closed_stdout(settled: CommandLine) -> None:
@@ -236,8 +147,71 @@ def test_commands_work_with_a_closed_stdout(settled: CommandLine) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_commands_work_with_a_stdout_that_takes_only_ascii(settled: CommandLine) -> None:
-    ended = settled.having(PYTHONIOENCODING="ascii")("doctor")
+def table(words: str = "550 no such user") -> Table:
+    made = Table("email", "count", "words", right=[1])
+    made.add("0198c2f4-0000", 7, words)
+    made.add("0198c2f4-0001", 1000, "-")
+    return made
 
-    assert ended.code == 0
-    assert ended.stdout.startswith("?")
+
+HEADING = ["email           count   words", "─" * 40]
+RECORDS = [
+    "email   0198c2f4-0000",
+    "count   7",
+    "words   550 no such user",
+    "",
+    "email   0198c2f4-0001",
+    "count   1000",
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, [*HEADING, "0198c2f4-0000       7   550 no such user", "0198c2f4-0001    1000   -"]),
+        (36, ["0198c2f4-0000       7   550 no such", "                        user", "0198c2f4-0001    1000   -"]),
+        (25, RECORDS),  # too narrow for the columns: rows become records
+        (20, ["email   0198c2f4-0000"]),  # a word is not broken
+    ],
+)
+def test_columns_are_aligned_and_cells_are_wrapped_on_a_narrow_terminal(width: int | None, lines: list[str]) -> None:
+    shown = table().lines(width) if width else table().lines()
+
+    assert [line for line in shown if line in lines] == lines
+    assert width in (20, 36) or shown == lines
+
+
+def test_wide_characters_take_two_columns() -> None:
+    assert table("日本 x").lines(29)[2:4] == ["0198c2f4-0000       7   日本", "                        x"]
+
+
+def test_control_characters_become_replacement_characters() -> None:
+    assert table("\x1b[31mred\n").lines()[2].endswith("\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}")
+
+
+def test_a_very_long_text_is_cut_and_the_words_of_the_fold_column_are_broken() -> None:
+    assert max(map(len, table("x" * 1_000_000).lines())) < 5000
+    made = Table("variable", "value", fold=1)
+    made.add("DISPATCHER_AMQP_URL", "amqp://" + "x" * 60)
+    assert max(map(columns_of, made.lines(60))) <= 60
+
+
+def test_without_a_heading_a_table_has_only_rows_gaps_and_styles_that_add_no_width() -> None:
+    made = Table()
+    made.add(Styled("✗", "red"), "webhook", style="bold")
+    made.add(None, datetime(2026, 1, 2, 3, 4, 5).astimezone())
+    made.add_gap()
+    made.add("", "later")
+
+    assert made.lines() == ["✗   webhook", "-   2026-01-02 03:04:05", "", "    later"]
+    assert made.lines(coloured=True)[0] == "\x1b[31m✗\x1b[0m   \x1b[1mwebhook\x1b[0m"
+
+
+def test_tables_are_side_by_side_if_they_fit_and_otherwise_one_below_the_other() -> None:
+    left, right = Table(), Table()
+    left.add("sent", 1)
+    left.add("failed", 2)
+    right.add("worker")
+
+    assert side_by_side([left, right], 80, coloured=False) == ["sent     1    worker", "failed   2"]
+    assert side_by_side([left, right], 12, coloured=False) == ["sent     1", "failed   2", "", "worker"]

@@ -14,7 +14,7 @@ from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.api.running_api import settings_of
 from tests.broker.rabbit import Rabbit
-from tests.ops.dead_emails import DeadEmails
+from tests.ops.dead_emails import Desk
 from tests.store.books import Books
 
 
@@ -32,14 +32,16 @@ def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
 
 
 @pytest.fixture
-async def dlq(servers: Servers, topology: Topology) -> AsyncIterator[DeadLetterQueue]:
-    """The test's DLQ, through an operator's connection."""
-    async with await open_connection(servers.amqp_url, name="operator") as connection:
-        yield DeadLetterQueue(connection, topology.dlq)
+def desk(session: AsyncSession, tables_url: str, books: Books) -> Desk:
+    """A desk without a DLQ, whose declaration takes longer than most tests."""
+    return Desk(session, tables_url, books, None, None, None)
 
 
 @pytest.fixture
-async def dead_emails(servers: Servers, topology: Topology, books: Books) -> AsyncIterator[DeadEmails]:
-    """Creates failed and held emails with their dead letters."""
-    async with await open_connection(servers.amqp_url, name="test") as connection:
-        yield DeadEmails(books, Rabbit(connection), topology)
+async def queue(
+    session: AsyncSession, tables_url: str, books: Books, servers: Servers, topology: Topology
+) -> AsyncIterator[Desk]:
+    """A desk with the test's DLQ."""
+    async with await open_connection(servers.amqp_url, name="operator") as connection:
+        dlq = DeadLetterQueue(connection, topology.dlq)
+        yield Desk(session, tables_url, books, dlq, Rabbit(connection), topology)

@@ -9,9 +9,11 @@ from uuid import UUID
 from pika.spec import BasicProperties
 
 from dispatcher.broker.dead_letter import encode
+from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.broker.topology import Topology
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
+from dispatcher.store.connections import AsyncSession
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 
@@ -72,3 +74,13 @@ class DeadEmails:
     def audit(self) -> list[dict[str, Any]]:
         """All audit records, oldest first."""
         return self.books.select("select * from operator_audit order by audit_id")
+
+
+class Desk(DeadEmails):
+    """An operator's session, and failed and held emails, with a DLQ if a test needs it."""
+
+    def __init__(self, session: AsyncSession, url: str, books: Books, dlq: Any, rabbit: Any, topology: Any) -> None:
+        super().__init__(books, rabbit, topology)
+        self.session = session
+        self.url = url
+        self.dlq: DeadLetterQueue = dlq

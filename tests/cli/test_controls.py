@@ -1,0 +1,229 @@
+"""What operators set for all hosts: lanes, tenants, domains, pauses, API keys and webhooks. `test_usage.py` has the
+refusals, and `tests/test_actions.py` compares the commands with the other faces."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dispatcher import Email, enqueue
+from dispatcher.domain.api_key import Secret
+from dispatcher.store.api_keys import list_keys
+from tests.cli.commandline import CommandLine
+from tests.store.books import Books
+
+URL = "https://shop.example.com/hooks"
+
+
+def stored(tables: Books, sender: str, lane: str | None = None, **more: Any) -> tuple[object, ...]:
+    """Enqueues an email; returns the lane and the policy in its row."""
+    key = f"{sender} {lane} {more}"
+    email = Email(message_key=key, sender=sender, to=["a@example.org"], subject="s", text="t", lane=lane, **more)
+    row = tables.connection.execute(
+        "select lane, on_uncertain, max_attempts, redeliver_seconds from email_log where email_id = %s",
+        [enqueue(tables.connection, email).email_id],
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def audited(tables: Books) -> list[tuple[Any, ...]]:
+    return tables.connection.execute("select action, reason from operator_audit order by audit_id").fetchall()
+
+
+def test_a_sender_s_rule_decides_the_lane_by_address_then_by_domain(storing: CommandLine, tables: Books) -> None:
+    assert storing("lanes", "set", "--from", "Otp@Example.com", "urgent").code == 0
+    assert storing("lanes", "set", "--from", "@example.com", "bulk", "--weight", "5").code == 0
+
+    assert stored(tables, "Login <OTP@EXAMPLE.COM>")[0] == "urgent"
+    assert stored(tables, "news@example.com")[0] == "bulk"
+    assert stored(tables, "news@mail.example.com")[0] == "normal"
+    assert stored(tables, "otp@example.com", "bulk")[0] == "bulk"
+    listed = {each["lane"]: each["senders"] for each in storing("lanes", "list", "--json").json["lanes"]}
+    assert listed == {"urgent": ["otp@example.com"], "normal": [], "bulk": ["@example.com"]}
+
+    assert storing("lanes", "unset", "--from", "otp@example.com").code == 0
+    assert stored(tables, "otp@example.com")[0] == "bulk"
+    rows = tables.connection.execute("select detail from operator_audit where action = 'set_lane' order by audit_id")
+    details = [row[0] for row in rows]
+    assert "otp@" not in str(details)
+    assert [(each["lane"], each.get("weight"), each.get("sender_domain")) for each in details[1:3]] == [
+        ("bulk", 5.0, None),
+        ("bulk", None, "example.com"),
+    ]
+    assert len(details) == 4
+
+
+def test_a_lane_s_policy_applies_unless_the_email_has_its_own(storing: CommandLine, tables: Books) -> None:
+    policy = ("--on-uncertain", "resend", "--max-attempts", "2", "--redeliver-for", "4h")
+    assert storing("lanes", "set", "urgent", *policy, "--reason", "codes", "--actor", "ann").code == 0
+    assert storing("lanes", "set", "urgent", "--weight", "80").code == 0
+
+    assert stored(tables, "a@example.com", "urgent") == ("urgent", "resend", 2, 14400.0)
+    assert stored(tables, "a@example.com", "urgent", on_uncertain="hold") == ("urgent", "hold", 2, 14400.0)
+    assert stored(tables, "a@example.com") == ("normal", None, None, None)
+    (urgent, normal, bulk) = storing("lanes", "list", "--json").json["lanes"]
+    assert (urgent["weight"], urgent["on_uncertain"], urgent["max_attempts"]) == (80.0, "resend", 2)
+    assert (normal["weight"], bulk["weight"], urgent["share"]) == (40.0, 10.0, pytest.approx(80 / 130))
+    acts = tables.connection.execute("select actor, reason from operator_audit order by audit_id").fetchall()
+    assert acts[0] == ("ann", "codes")
+
+    assert [storing("lanes", "unset", "urgent").code for _ in range(2)] == [0, 1]
+    assert stored(tables, "b@example.com", "urgent") == ("urgent", None, None, None)
+    for text in ("off", "0s"):
+        assert "no redelivery" in storing("lanes", "set", "urgent", "--redeliver-for", text).stderr
+        assert stored(tables, text + "@example.com", "urgent")[3] == 0.0
+
+
+def test_a_lane_that_is_no_longer_in_the_settings_is_listed_and_unset(storing: CommandLine, tables: Books) -> None:
+    tables.connection.execute("insert into lane_policy (lane, weight) values ('old', 5)")
+    tables.connection.execute("insert into lane_rule (sender, lane) values ('@example.com', 'old')")
+
+    (*_, old) = storing("lanes", "list", "--json").json["lanes"]
+    assert (old["lane"], old["weight"], old["share"], old["senders"]) == ("old", 5.0, 0.0, ["@example.com"])
+    assert storing("lanes", "unset", "old").code == storing("lanes", "unset", "--from", "@example.com").code == 0
+    assert len(storing("lanes", "list", "--json").json["lanes"]) == 3
+
+
+def test_limits_that_an_earlier_release_stored_count_as_usable_numbers(storing: CommandLine, tables: Books) -> None:
+    tables.connection.execute(
+        "insert into tenant_limit values ('nan', 'nan', 'nan'), ('tiny', 1e-300, 1e-300), ('no', 2, null)"
+    )
+    tables.connection.execute("insert into lane_policy (lane, weight) values ('bulk', 'nan')")
+
+    limits = {each.pop("tenant_id"): each for each in storing("tenants", "list", "--json").json["tenants"]}
+    least = {"weight": 1.0, "per_second": 0.001}
+    assert limits == {"nan": least, "tiny": least, "no": {"weight": 2.0, "per_second": None}}
+    lanes = {each["lane"]: each["weight"] for each in storing("lanes", "list", "--json").json["lanes"]}
+    assert lanes["bulk"] == 1.0
+
+
+def test_an_email_in_an_unknown_lane_is_refused_with_the_lanes(storing: CommandLine) -> None:
+    one = ("--from", "a@example.com", "--to", "b@example.org", "--subject", "s", "--text", "t")
+    ended = storing("enqueue", "--key", "k", *one, "--lane", "slow")
+
+    assert ended.code == 2
+    assert "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk" in " ".join(ended.stderr.split())
+
+
+def test_ceilings_of_domains_are_set_listed_removed_and_audited(storing: CommandLine, tables: Books) -> None:
+    assert "No recipient domain has a ceiling" in storing("domains", "list").stderr
+    assert storing("domains", "list", "--json").json == {"domains": []}
+    set_ = storing("domains", "set", "Example.org", "--per-second", "5", "--reason", "asked", "--actor", "ann")
+    assert "example.org may get 5 emails per second." in set_.stderr
+    both = storing("domains", "set", "example.org", "--concurrent", "2")
+    assert "example.org may get 5 emails per second, 2 at the same time." in both.stderr
+    listed = {"domain": "example.org", "per_second": 5.0, "concurrent": 2, "attempt_seconds": None, "waiting": 0}
+    assert storing("domains", "list", "--json").json == {"domains": [listed]}
+    assert "example.org" in storing("domains", "list").stdout
+
+    removed, again = storing("domains", "remove", "example.org"), storing("domains", "remove", "example.org")
+    assert (removed.code, removed.stderr.strip()) == (0, "The domain has no ceiling any more.")
+    assert (again.code, "example.org has no ceiling" in again.stderr) == (1, True)
+    acts = tables.connection.execute(
+        "select actor, reason, detail from operator_audit where action = 'set_domain' order by audit_id"
+    ).fetchall()
+    assert acts[0] == ("ann", "asked", {"domain": "example.org", "per_second": 5, "concurrent": None})
+    assert acts[2][2] == {"domain": "example.org", "removed": True}
+
+    assert storing("domains", "set", "@Bücher.example", "--concurrent", "1").code == 0  # stored as in the DNS
+    assert storing("domains", "list", "--json").json["domains"][0]["domain"] == "xn--bcher-kva.example"
+    assert storing("domains", "remove", "bücher.example").code == 0
+
+
+def test_status_list_and_show_have_the_emails_that_wait_for_a_domain(prepared: CommandLine, tables: Books) -> None:
+    for domain in ("example.org", "idle.example"):
+        assert prepared("domains", "set", domain, "--per-second", "5").code == 0
+    one = ("--from", "a@example.com", "--to", "b@example.org", "--subject", "s", "--text", "t")
+    assert prepared("enqueue", "--key", "k", *one).code == 0
+    tables.connection.execute(
+        "update email_log set status = 'waiting', wait_until = now() + interval '1 hour', publish_due_at = null,"
+        " wait_reason = 'domain', wait_domain = 'example.org'"
+    )
+
+    waiting = {each["domain"]: each["waiting"] for each in prepared("domains", "list", "--json").json["domains"]}
+    assert waiting == {"example.org": 1, "idle.example": 0}
+    expected = {"domain": "example.org", "per_second": 5.0, "concurrent": None, "attempt_seconds": None, "waiting": 1}
+    assert prepared("status", "--json").json["domains"] == [expected]
+    assert "1 email waits: example.org may get 5 emails per second." in prepared("status").stdout
+    assert "example.org may get 5 emails per second" in " ".join(prepared("show", "k").stdout.split())
+
+
+def test_a_tenant_is_paused_listed_and_resumed(storing: CommandLine, tables: Books) -> None:
+    assert storing("pause", "list").stderr.strip() == "Nothing is paused."
+    begun = storing("pause", "tenant", "acme", "--for", "2h", "--reason", "complaints", "--actor", "ann")
+    (pause,) = storing("pause", "list", "--json").json["pauses"]
+    assert (pause["scope"], pause["name"], pause["reason"], pause["actor"]) == ("tenant", "acme", "complaints", "ann")
+    assert "Tenant acme is paused until 20" in begun.stderr
+    assert "complaints" in storing("pause", "list").stdout
+    resumed, again = storing("resume", "tenant", "acme"), storing("resume", "tenant", "acme")
+
+    assert (resumed.code, "Resumed." in resumed.stderr, again.code) == (0, True, 1)
+    assert again.stderr.splitlines()[0] == "dispatcher: The tenant acme is not paused."
+    assert audited(tables) == [("pause", "complaints"), ("resume", "dispatcher resume tenant")]
+    assert "Everything is paused by " in storing("pause", "all", "--reason", "database move").stderr
+    assert storing("pause", "lane", "bulk", "--reason", "legal", "--json").json["until"] is None
+    assert storing("resume", "all").code == 0
+    assert [each["name"] for each in storing("pause", "list", "--json").json["pauses"]] == ["bulk"]
+    (detail,) = tables.connection.execute("select detail from operator_audit where action = 'pause'").fetchone() or ()
+    assert (detail["scope"], detail["name"]) == ("tenant", "acme")
+    assert datetime.now(UTC) + timedelta(hours=1.9) < datetime.fromisoformat(pause["until"])
+
+
+def test_a_provider_that_throttles_is_resumed_as_status_says(prepared: CommandLine, tables: Books) -> None:
+    tables.connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at)"
+        " values ('ses', 'a:w0', 'paused', 'throttled', now() + interval '1 hour')"
+    )
+    assert "throttled. To try it at once: `dispatcher resume provider ses`." in prepared("status").stdout
+
+    resumed = prepared("resume", "provider", "ses")
+
+    assert (resumed.code, "Resumed." in resumed.stderr) == (0, True)
+
+
+def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_its_id(storing: CommandLine, tables: Books) -> None:
+    assert "loopback interface" in storing("keys", "list").stderr
+    made = storing("keys", "create", "--name", "shop", "--from-domain", "Bücher.example", "--json").json
+    secret = Secret.parse(made["key"])
+    assert secret is not None
+    (key,) = list_keys.sync(tables.connection)
+    assert secret.matches(key.secret_hash)
+    assert (key.scopes, key.sender_domains) == (frozenset({"send", "read"}), frozenset({"xn--bcher-kva.example"}))
+    listed = storing("keys", "list").stdout
+    assert (made["key_id"] in listed, secret.secret in listed) == (True, False)
+
+    assert [storing("keys", "revoke", made["key_id"]).code for _ in range(2)] == [0, 1]
+    assert storing("keys", "list", "--json").json == {"keys": []}
+    (revoked,) = storing("keys", "list", "--all", "--json").json["keys"]
+    assert (revoked["from_domains"], revoked["scopes"]) == (["xn--bcher-kva.example"], ["read", "send"])
+    assert storing("keys", "show", made["key_id"], "--json").json == revoked
+    lists = "--scope operate --scope read --allow-lane bulk --allow-lane normal --lane bulk"  # options that repeat
+    assert storing("keys", "create", "--name", "ops", "--all-tenants", *lists.split()).code == 0
+    (ops,) = storing("keys", "list", "--json").json["keys"]
+    assert (ops["scopes"], ops["allowed_lanes"], ops["lane"]) == (["operate", "read"], ["bulk", "normal"], "bulk")
+    assert (ops["tenant_id"], ops["from_domains"]) == (None, [])
+    assert audited(tables)[:2] == [("create_key", "dispatcher keys create"), ("revoke_key", "dispatcher keys revoke")]
+
+
+def test_a_webhook_is_added_listed_and_removed_and_its_secret_shown_once(storing: CommandLine, tables: Books) -> None:
+    assert "There is no webhook" in storing("webhooks", "list").stderr
+    made = storing("webhooks", "add", URL, "--tenant", "shop", "--events", "email.bounced,failed", "--json").json
+    number = str(made["id"])
+    (webhook,) = storing("webhooks", "list", "--json").json["webhooks"]
+    assert (webhook["url"], webhook["tenant_id"], webhook["events"]) == (URL, "shop", ["email.failed", "email.bounced"])
+    assert (webhook["state"], webhook["recipients"]) == ("active", False)
+    assert storing("webhooks", "show", number, "--json").json["url"] == URL
+    assert made["secret"] not in storing("webhooks", "list").stdout
+    assert storing("webhooks", "rotate", number, "--json").json["secret"] != made["secret"]
+    assert storing("webhooks", "replay", number, "--since", "2h").code == 0
+    assert storing("webhooks", "enable", number, "--reason", "it works again").code == 0
+    assert storing("webhooks", "remove", number).code == 0
+
+    ended = storing("webhooks", "remove", number)
+    assert (ended.code, ended.stderr.splitlines()[0]) == (1, f"dispatcher: There is no webhook {number}.")
+    acts = audited(tables)
+    assert [action.removeprefix("webhook_") for action, _ in acts] == ["add", "rotate", "replay", "enable", "remove"]
+    assert acts[3][1] == "it works again"
