@@ -18,7 +18,7 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import InvalidEmail
 
 PLAIN = {"message_key": "k", "from": "shop@example.com", "to": ["ann@example.org"], "subject": "Hi", "text": "Hi"}
-FILE = {"filename": "a.txt", "content_type": "text/plain", "content": "aGk="}
+FILE: dict[str, Any] = {"filename": "a.txt", "content_type": "text/plain", "content": "aGk="}
 
 printable = st.characters(exclude_categories=["C", "Z"])
 keys = st.text(printable, min_size=1, max_size=20)
