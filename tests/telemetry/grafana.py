@@ -16,26 +16,27 @@ _SOURCE: Final = {
     "properties": {"type": {"const": "prometheus"}, "uid": {"const": "${datasource}"}},
     "additionalProperties": False,
 }
-_CELLS: Final = {"type": "integer", "minimum": 0, "maximum": 24}
+
+
+def _cells(least: int, most: int) -> dict[str, object]:
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
 _GRID: Final = {
     "type": "object",
     "required": ["h", "w", "x", "y"],
-    "properties": {"h": {"type": "integer", "minimum": 1}, "w": _CELLS, "x": _CELLS, "y": {"type": "integer"}},
+    "properties": {"h": _cells(1, 1000), "w": _cells(1, 24), "x": _cells(0, 23), "y": _cells(0, 1000)},
     "additionalProperties": False,
 }
 _TEXT: Final = {"type": "string", "minLength": 1}
 _LETTER: Final = {"type": "string", "pattern": "^[A-Z]$"}
-_FLAGS: Final = dict.fromkeys(("instant", "range"), {"type": "boolean"})
+_WORDS: Final = {"type": "string"}
+_FLAG: Final = {"type": "boolean"}
 _TARGET: Final = {
     "type": "object",
     "required": ["refId", "expr", "datasource", "legendFormat"],
-    "properties": {
-        "refId": _LETTER,
-        "expr": _TEXT,
-        "legendFormat": {"type": "string"},
-        "datasource": _SOURCE,
-        **_FLAGS,
-    },
+    "properties": {"refId": _LETTER, "expr": _TEXT, "legendFormat": _WORDS, "datasource": _SOURCE}
+    | {"instant": _FLAG, "range": _FLAG},
     "additionalProperties": False,
 }
 _CHART: Final = {
