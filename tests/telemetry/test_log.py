@@ -1,5 +1,5 @@
-"""A process never waits long for a slow reader of its log, and counts lost lines. An event has a limited number of lines
-per time window."""
+"""A process never waits long for a slow reader of its log, and counts lost lines. An event has a limited number of
+lines per time window."""
 
 from __future__ import annotations
 
