@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.rows import dict_row, namedtuple_row
+from psycopg.rows import dict_row, namedtuple_row, tuple_row
 
 from dispatcher import (
     Acceptance,
@@ -46,7 +46,7 @@ class Way:
 
     twin: bool
     autocommit: bool = False
-    rows: Any = psycopg.rows.tuple_row
+    rows: Any = tuple_row
 
 
 class Application:
@@ -96,7 +96,9 @@ async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
             yield Application(connection, twin=False)
 
 
-def ways(*twins: bool, autocommits: Iterable[bool] = (False,), rows: Iterable[Any] = (psycopg.rows.tuple_row,)) -> Any:
+def ways(
+    *twins: bool, autocommits: Iterable[bool] = (False,), rows: Iterable[Any] = (tuple_row,)
+) -> pytest.MarkDecorator:
     """A mark: the test is done in each of these ways, and not in both ways in a transaction."""
     found = [Way(*each) for each in product(twins, autocommits, rows)]
     ids = [f"{'async' if way.twin else 'sync'}-{way.autocommit}-{way.rows.__name__}" for way in found]

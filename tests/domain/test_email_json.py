@@ -184,7 +184,7 @@ def test_a_refusal_has_a_reason(document: object, field: str, reason: str) -> No
         ({"correlation_id": 1}, "correlation_id"),
         *(({"on_uncertain": wrong}, "on_uncertain") for wrong in (True, "HOLD")),
         ({"erase_after_sending": "true"}, "erase_after_sending"),
-        *(({"attachments": wrong}, "attachments") for wrong in ({}, "a.txt", [FILE] * 101)),
+        *(({"attachments": wrong}, "attachments") for wrong in (FILE, "a.txt", [FILE] * 101)),
         ({"attachments": ["a.txt"]}, "attachments[0]"),
         ({"attachments": [FILE, FILE | {"type": "text/plain"}]}, "attachments[1].type"),
         ({"attachments": [{"filename": "a", "content": ""}]}, "attachments[0].content_type"),

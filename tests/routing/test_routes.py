@@ -83,7 +83,6 @@ class Scene:
         self.now += FIRST_OPEN_SECONDS
         assert self.state(name) is BreakerState.HALF_OPEN
 
-    @property
     def limits(self) -> tuple[str | None, int | None, float, float | None]:
         """The chosen provider, the room, and the seconds of the wait and until the next change."""
         return self.chosen(), self.routes.room, self.routes.wait_seconds, self.routes.change_seconds
@@ -96,7 +95,7 @@ class Scene:
 def test_the_first_provider_that_did_not_refuse_is_chosen() -> None:
     scene = Scene()
 
-    assert scene.limits == ("a", None, 0.0, None)
+    assert scene.limits() == ("a", None, 0.0, None)
     assert [scene.chosen("a"), scene.chosen("a", "b"), scene.chosen("a", "b", "c")] == ["b", "c", None]
 
 
@@ -105,9 +104,9 @@ def test_a_provider_that_an_operator_paused_is_skipped_until_the_operator_resume
 
     assert scene.routes.pause({"a", "unknown"})
     assert not scene.routes.pause({"a"})
-    assert (scene.limits, scene.chosen("b")) == (("b", None, 0.0, None), None)
+    assert (scene.limits(), scene.chosen("b")) == (("b", None, 0.0, None), None)
     scene.routes.pause({"a", "b"})
-    assert (scene.limits, scene.routes.are_all_paused) == ((None, 0, math.inf, None), True)
+    assert (scene.limits(), scene.routes.are_all_paused) == ((None, 0, math.inf, None), True)
     scene.routes.pause(())
     assert (scene.chosen(), scene.routes.paused) == ("a", frozenset())
 
@@ -248,13 +247,13 @@ def test_without_an_available_provider_nothing_is_leased_until_the_first_may_be_
     scene = Scene()
     scene.fault("a")
     scene.hear("b", THROTTLED)
-    assert scene.limits == ("c", None, 0.0, FIRST_OPEN_SECONDS), "there is no limit while one breaker is closed"
+    assert scene.limits() == ("c", None, 0.0, FIRST_OPEN_SECONDS), "there is no limit while one breaker is closed"
     scene.hear("c", THROTTLED)
 
-    assert scene.limits == (None, 0, FIRST_OPEN_SECONDS, FIRST_OPEN_SECONDS)
+    assert scene.limits() == (None, 0, FIRST_OPEN_SECONDS, FIRST_OPEN_SECONDS)
     scene.now += FIRST_OPEN_SECONDS
 
-    assert scene.limits == ("a", 1, 0.0, 90.0 - FIRST_OPEN_SECONDS)
+    assert scene.limits() == ("a", 1, 0.0, 90.0 - FIRST_OPEN_SECONDS)
 
 
 def test_a_failed_bulk_call_counts_once_but_a_missing_answer_counts_for_each_email() -> None:
