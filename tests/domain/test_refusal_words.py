@@ -9,8 +9,7 @@ from dispatcher.domain.provider_text import HOST, LOGIN, QUOTA, RELAY, SENDER, S
 from dispatcher.transport.smtp_replies import reply_of
 
 TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
-    # The account has used up what it may send in a time.
-    QUOTA: (
+    QUOTA: (  # used up what the account may send in a time
         "550 5.4.5 Daily user sending limit exceeded. For more information on Gmail sending limits go to",  # Gmail
         "550 5.4.5 Daily SMTP relay limit exceeded for customer. a1sm21 - gsmtp",
         "450 4.2.1 Peak SMTP relay limit exceeded for customer. This is a temporary error. - gsmtp",
@@ -38,7 +37,6 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "550 #5.7.1 Your access to submit messages to this e-mail system has exceeded the quota",
         "451 Authentication failed: Maximum credits exceeded",  # SendGrid
     ),
-    # Now too fast.
     Cause.RATE: (
         "450 4.7.1 Error: too much mail from 192.0.2.1",  # Postfix
         "432 4.3.2 STOREDRV.ClientSubmit; sender thread limit exceeded",  # Exchange
@@ -57,7 +55,6 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "450 4.7.1 You are sending too fast",
         "550 Message rate exceeded",
     ),
-    # The account is stopped.
     STOPPED: (
         "550 5.7.1 Sending paused for this account. For more information, please check the inbox",  # Amazon SES
         "554 Sending suspended for this account",
@@ -72,8 +69,7 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "550 5.4.6 Unusual sending activity detected. Your account has been blocked",  # Zoho
         "550 5.7.1 Your account is blocked for sending spam",  # OVH
     ),
-    # Not logged in, or no right to relay.
-    LOGIN: (
+    LOGIN: (  # not logged in
         "550 Unauthenticated senders not allowed",  # SendGrid
         "550 SMTP AUTH is required for message submission on port 587",  # Exim
         "550 5.7.1 Authentication required",
@@ -93,7 +89,6 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "553 sorry, that domain isn't in my list of allowed rcpthosts (#5.7.1)",  # qmail
         "553 Sender is not allowed to relay emails",  # Zoho
     ),
-    # The host.
     HOST: (
         "554 5.7.1 Service unavailable; Client host [192.0.2.1] blocked using zen.spamhaus.org",
         "550 5.7.1 Client host rejected: cannot find your hostname",
@@ -103,7 +98,6 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "550 Your host is on our blacklist",
         "554 Your IP 192.0.2.1 has been blocked for spam",
     ),
-    # The sender.
     SENDER: (
         "554 Message rejected: Email address is not verified. The following identities failed the check",  # SES
         "550 The from address does not match a verified Sender Identity.",  # SendGrid
@@ -120,7 +114,6 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "403 The example.org domain is not verified. Please, add and verify your domain",  # Resend
         "550 5.7.1 Sender domain not permitted",
     ),
-    # One recipient.
     Cause.RECIPIENT: (
         "550 5.1.1 The email account that you tried to reach does not exist. Please try double-checking",
         "550 5.2.1 The email account that you tried to reach is disabled.",  # Gmail
@@ -147,8 +140,7 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "550 5.1.1 sorry, no mailbox here by that name",  # qmail
         "450 4.7.1 recipient rate limit exceeded",
     ),
-    # Nobody can know.
-    None: (
+    None: (  # the words do not show it
         "550 5.7.1 Our system has detected that this message is likely unsolicited mail.",
         "554 5.7.9 Message not accepted for policy reasons.",
         "550 no",
