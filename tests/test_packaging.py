@@ -108,14 +108,10 @@ def pins(name: str) -> dict[str, str]:
 def requirements_of(extra: str) -> list[Requirement]:
     """What pyproject.toml requires for an extra, with the package's own dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = list(map(Requirement, project["optional-dependencies"].get(extra, ())))
+    listed = list(map(Requirement, [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]))
     nested = [requirement for each in listed if each.name == project["name"] for requirement in each.extras]
     plain = [each for each in listed if each.name != project["name"]]
-    return [
-        *map(Requirement, project["dependencies"]),
-        *plain,
-        *(one for name in nested for one in requirements_of(name)),
-    ]
+    return [*plain, *(one for name in nested for one in requirements_of(name))]
 
 
 @pytest.mark.parametrize("extra", ["runtime", "api", "deploy", "oidc", "otel"])

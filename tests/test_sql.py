@@ -87,12 +87,8 @@ def uses() -> set[str]:
             for decorator in function.decorator_list
             if isinstance(decorator, ast.Name) and decorator.id == "statement"
         }
-        inside = {
-            id(node)
-            for function in ast.walk(module)
-            if isinstance(function, Function) and function.name in taking
-            for node in ast.walk(function)
-        }
+        names = [each for each in ast.walk(module) if isinstance(each, Function) and each.name in taking]
+        inside = {id(node) for function in names for node in ast.walk(function)}
         for call in ast.walk(module):
             if not isinstance(call, ast.Call) or called_name(call) not in taking:
                 continue

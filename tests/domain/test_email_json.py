@@ -19,43 +19,8 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import InvalidEmail
 
 PLAIN = {"message_key": "k", "from": "shop@example.com", "to": ["ann@example.org"], "subject": "Hi", "text": "Hi"}
+PDF = Attachment("receipt.pdf", "application/pdf", b"%PDF-1.7")
 FILE: dict[str, Any] = {"filename": "a.txt", "content_type": "text/plain", "content": "aGk="}
-
-printable = st.characters(exclude_categories=["C", "Z"])
-keys = st.text(printable, min_size=1, max_size=20)
-lines = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=40).filter(
-    lambda text: "=?" not in text
-)
-bodies = st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
-addresses = st.lists(
-    st.sampled_from(["ann@example.org", "Ann <ann@example.org>", '"A, B" <a.b@example.org>', "ü <ü@bücher.example>"]),
-    max_size=3,
-).map(tuple)
-attachments = st.builds(
-    Attachment,
-    st.text("abc .ü😀", min_size=1).filter(lambda name: name.strip(". ")),
-    st.sampled_from(["text/plain", "application/vnd.ms-excel", "image/svg+xml"]),
-    st.binary(max_size=50),
-)
-emails = st.builds(
-    Email,
-    message_key=keys,
-    sender=st.just("Shop <shop@example.com>"),
-    to=addresses.filter(bool),
-    cc=addresses,
-    bcc=addresses,
-    reply_to=addresses,
-    subject=lines,
-    text=bodies,
-    html=bodies.map(lambda html: html or "<p>Hi</p>"),
-    headers=st.dictionaries(st.text("xyz-", min_size=1, max_size=5).map("X-{}".format), lines, max_size=3),
-    attachments=st.lists(attachments, max_size=2),
-    tags=st.lists(keys, max_size=3, unique=True),
-    tenant_id=st.from_regex(r"[a-z][a-z0-9._:-]{0,20}", fullmatch=True),
-    correlation_id=st.none() | keys,
-    on_uncertain=st.none() | st.sampled_from(OnUncertain),
-    erase_after_sending=st.booleans(),
-)
 
 
 def refusal(document: object) -> tuple[str, str]:
@@ -65,15 +30,32 @@ def refusal(document: object) -> tuple[str, str]:
     return caught.value.field, caught.value.reason
 
 
-@given(emails)
-@settings(max_examples=40)
-def test_an_email_survives_conversion_to_json_and_back(email: Email) -> None:
+@pytest.mark.parametrize("words", ["x", " x ", "ü😀漢字", "\"\\/'", "a.b_c{}[]", "\u00a0x", "null", "0", "true"])
+def test_an_email_survives_conversion_to_json_and_back(words: str) -> None:
+    key = words.strip().replace("\u00a0", "-")
+    email = Email(
+        message_key=key,
+        sender="Shop <shop@example.com>",
+        to='"A, B" <a.b@example.org>',
+        cc=["Ann <ann@example.org>", "ü <ü@bücher.example>"],
+        subject=words,
+        text=f"{words}\r\n\t{words}",
+        html=words,
+        headers={"X-z": words, "X-a": words, "X-m": ""},
+        attachments=[
+            Attachment("abc .ü😀", "image/svg+xml", f"{words}\0".encode()),
+            Attachment("b", "text/plain", b""),
+        ],
+        tags=[key, "t"],
+        correlation_id=key,
+        erase_after_sending=True,
+    )
+
     again = Email.from_json(orjson.loads(orjson.dumps(email.to_json())))
 
-    assert again == email
+    assert again == email == Email.from_json(json.loads(json.dumps(email.to_json())))
     assert list(again.headers) == list(email.headers)
     assert again.payload_hash() == email.payload_hash()
-    assert again == Email.from_json(json.loads(json.dumps(email.to_json())))
 
 
 FULL_DOCUMENT: dict[str, Any] = {
@@ -261,7 +243,7 @@ junk = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*PLAIN, "cc", "headers", "attachments", "tags", "on_uncertain"]), junk) | junk)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_any_document_is_an_email_or_refused_with_its_field(document: object) -> None:
     filled = PLAIN | document if isinstance(document, dict) else document
     try:
@@ -303,7 +285,7 @@ FULL: dict[str, Any] = {
     "text": "Hello,\nit is on its way.\n",
     "html": "<p>Hello</p>",
     "headers": {"X-Order": "17", "List-Unsubscribe": "<https://example.com/u>"},
-    "attachments": [Attachment("receipt.pdf", "application/pdf", b"%PDF-1.7")],
+    "attachments": [PDF],
     "tags": ["receipt", "shop"],
     "on_uncertain": OnUncertain.RESEND,
 }
@@ -364,7 +346,6 @@ def test_fields_that_a_repeat_may_change_do_not_change_the_hash(fields: dict[str
 
 
 def test_everything_that_affects_the_recipient_or_the_policy_changes_the_hash() -> None:
-    pdf = FULL["attachments"][0]
     later = datetime.now(UTC) + timedelta(days=3)
     changes: list[dict[str, Any]] = [
         {},
@@ -377,7 +358,7 @@ def test_everything_that_affects_the_recipient_or_the_policy_changes_the_hash() 
         *({name: None} for name in ("text", "html", "on_uncertain")),
         {"text": FULL["html"], "html": FULL["text"]},
         *({"headers": headers} for headers in ({"X-Order": "17"}, FULL["headers"] | {"X-Order": "18"})),
-        {"attachments": [pdf, pdf]},
+        {"attachments": [PDF, PDF]},
         {"attachments": [Attachment("other.pdf", "application/pdf", b"%PDF-1.7")]},
         {"attachments": [Attachment("receipt.pdf", "text/plain", b"%PDF-1.7")]},
         {"attachments": [Attachment("receipt.pdf", "application/pdf", b"%PDF-1.6")]},

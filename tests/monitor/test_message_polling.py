@@ -18,7 +18,7 @@ from dispatcher.config import load
 from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.dev.http_double import HttpDouble
 from dispatcher.domain.event import OpenMessage, ProviderEvent
-from dispatcher.domain.outcome import Accepted, Uncertain
+from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
@@ -63,23 +63,14 @@ class Scene:
         self.double.behaviour.fault = fault
         for lease in await self.store.lease(self.books.keys(email_ids), 60):
             (row,) = self.books.select("select * from email_content where email_id = %s", lease.email_id)
-            sms = OutgoingEmail(
-                email_id=lease.email_id,
-                created_at=datetime.now(UTC),
-                sender=row["sender"],
-                to=tuple(row["recipients"]["to"]),
-                subject="",
-                text=row["text_body"],
-                channel="sms",
-            )
+            to, created_at = tuple(row["recipients"]["to"]), datetime.now(UTC)
+            sms = OutgoingEmail(lease.email_id, created_at, row["sender"], to, "", row["text_body"], channel="sms")
             outcome = await self.provider.send(sms, Attempt(1, asyncio.get_running_loop().time() + 20))
+            done = {"provider": "twilio", "error_type": "outcome_unknown", "error": "No response."}
             if isinstance(outcome, Accepted):
-                message_id = outcome.provider_message_id
-                done = result(lease, Status.SENT, provider="twilio", provider_message_id=message_id)
-            else:
-                assert isinstance(outcome, Uncertain)
-                done = result(lease, Status.HELD, provider="twilio", error_type="outcome_unknown", error="No response.")
-            await self.store.record([done])
+                done = {"provider": "twilio", "provider_message_id": str(outcome.provider_message_id)}
+            status = Status.SENT if isinstance(outcome, Accepted) else Status.HELD
+            await self.store.record([result(lease, status, **done)])
         self.double.behaviour.fault = None
         self.grow(YOUNG, email_ids)
         for message in list(self.double.messages)[before:]:

@@ -154,9 +154,7 @@ def test_the_quick_log_writes_the_same_lines_as_structlog(pipe: tuple[int, TextI
 
 def test_buffered_lines_of_the_quick_log_are_written_whole_and_in_order(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    log.configure("info", "json", stream)
-    soon: list[Callable[[], None]] = []
-    quick_log.log.buffer(soon.append)
+    soon = buffered(stream)
     for number in range(100):
         quick_log.log.info("email.attempted", {"number": number, "detail": "z" * 100})
     assert drain(reading) == b""
@@ -185,9 +183,7 @@ def test_a_written_piece_has_only_whole_lines_that_fit_into_a_pipe_at_once() -> 
 
 def test_a_line_that_json_cannot_encode_is_escaped_and_affects_no_other_line(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    log.configure("info", "json", stream)
-    soon: list[Callable[[], None]] = []
-    quick_log.log.buffer(soon.append)
+    buffered(stream)
 
     for detail in ("before", "\ud800", 2**64, "after"):
         quick_log.log.info("email.attempted", {"detail": detail})
@@ -215,9 +211,7 @@ def test_a_slow_reader_does_not_delay_every_line(pipe: tuple[int, TextIO]) -> No
 
 def test_buffered_lines_report_lost_lines_once(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    log.configure("info", "json", stream)
-    soon: list[Callable[[], None]] = []
-    quick_log.log.buffer(soon.append)
+    buffered(stream)
     written = 3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000
     for _ in range(written):
         quick_log.log.info("email.attempted", {"detail": "z" * 1000})
@@ -230,6 +224,14 @@ def test_buffered_lines_report_lost_lines_once(pipe: tuple[int, TextIO]) -> None
 
     counts = [event.get("lines_dropped") for event in events(reading)[-20:]]
     assert [count for count in counts if count] == [written - came]
+
+
+def buffered(stream: TextIO) -> list[Callable[[], None]]:
+    """Configures a quick log that buffers; returns the list of its calls that are due soon."""
+    soon: list[Callable[[], None]] = []
+    log.configure("info", "json", stream)
+    quick_log.log.buffer(soon.append)
+    return soon
 
 
 def events(reading: int) -> list[dict[str, Any]]:
