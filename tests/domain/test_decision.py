@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Redeliver, Resend, RetryIn, decide
 from dispatcher.domain.outcome import (
@@ -115,6 +113,9 @@ def test_an_outcome_leads_to_a_decision(
     outcome: Outcome, number: int, options: dict[str, Any], decision: Decision
 ) -> None:
     assert after(outcome, number, **options) == decision
+    status = TRANSITIONS[Status.SENDING, decision.transition]
+    assert (status is Status.SENT) == isinstance(outcome, Accepted)
+    assert (status is Status.SENDING) == isinstance(decision, RetryIn)
 
 
 @pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))
@@ -134,30 +135,6 @@ def test_the_deferred_rest_of_a_partial_delivery_gets_one_attempt_per_redelivery
 ) -> None:
     assert after(partial(has_progress=has_progress), 1, **options) == (decision or RetryIn(0.75))
     assert after(partial(has_progress=has_progress, reason=BUSY), 1, **options) == RetryIn(0.75)
-
-
-def outcomes() -> st.SearchStrategy[Outcome]:
-    text = st.none() | st.text(max_size=5)
-    reason = st.sampled_from(Reason)
-    return st.one_of(
-        st.builds(Accepted, text, text),
-        st.builds(Deferred, reason, text, text, st.none() | st.floats()),
-        st.builds(Rejected, reason, text, text),
-        st.builds(Uncertain, text, text),
-    )
-
-
-@given(outcomes(), st.integers(1, 200), st.sampled_from(OnUncertain), st.integers(1, 100))
-def test_every_decision_is_a_valid_transition_from_sending(
-    outcome: Outcome, attempt_number: int, on_uncertain: OnUncertain, max_attempts: int
-) -> None:
-    decision = decide(outcome, attempt_number, on_uncertain, RetryPolicy(max_attempts, 1, 60), lambda: 0.5)
-
-    status = TRANSITIONS[Status.SENDING, decision.transition]
-    assert (status is Status.SENT) == isinstance(outcome, Accepted)
-    assert (status is Status.SENDING) == isinstance(decision, RetryIn)
-    if isinstance(outcome, Uncertain) and on_uncertain is OnUncertain.HOLD:
-        assert status is Status.HELD
 
 
 def test_each_transition_is_made_by_one_decision_or_by_no_worker_and_leads_to_a_known_status() -> None:

@@ -105,7 +105,7 @@ def test_a_deleted_folder_is_created_again(tmp_path: Path) -> None:
     with counting(folder) as process:
         shutil.rmtree(folder)
         assert process.tell("add 1") == "counts"
-        assert SENT not in samples(folder)
+        assert SENT not in samples(folder), "a missing folder gives an empty scrape"
 
     with counting(folder) as process:
         process.tell("add 1")
@@ -124,24 +124,20 @@ def test_a_corrupt_file_is_replaced(tmp_path: Path) -> None:
     assert samples(tmp_path)[SENT] == 1
 
 
-def test_the_parent_deletes_only_its_own_files(tmp_path: Path) -> None:
+def test_the_parent_deletes_only_its_own_files_and_not_those_of_the_api(tmp_path: Path) -> None:
     with counting(tmp_path) as process:
         process.tell("add 5")
-    (tmp_path / "counter_4711.db").touch()
-    (tmp_path / "notes.txt").touch()
-
-    metric_files.wipe(tmp_path)
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["counter_4711.db", "notes.txt"]
-
-
-def test_the_parent_keeps_the_files_of_the_api(tmp_path: Path) -> None:
+    for other in ("counter_4711.db", "notes.txt"):
+        (tmp_path / other).touch()
     with counting(tmp_path, metric_files.API) as living:
         living.tell("add 5")
+
         metric_files.wipe(tmp_path)
         living.tell("add 1")
 
         assert samples(tmp_path)[SENT] == 6
+    kept = [path.name for path in tmp_path.iterdir() if metric_files.API not in path.name]
+    assert sorted(kept) == ["counter_4711.db", "notes.txt"]
 
 
 def test_all_api_processes_of_a_host_count(tmp_path: Path) -> None:
@@ -213,6 +209,7 @@ def test_prometheus_client_reads_our_files(tmp_path: Path) -> None:
             for sample in metric.samples
         }
         ours = samples(tmp_path)
+        assert skipped(tmp_path) == {}
 
     assert {name: value for name, value in ours.items() if "skipped" not in name} == theirs
 
@@ -315,20 +312,6 @@ def test_counts_of_an_earlier_release_with_other_descriptions_and_bounds_are_add
         (f'{bucket}{{le="+Inf"}}', 4),
         ("dispatcher_plugin_seconds_count", 4),
     ]
-
-
-def test_a_missing_folder_gives_an_empty_scrape(tmp_path: Path) -> None:
-    assert skipped(tmp_path / "nowhere") == {}
-    assert SENT not in samples(tmp_path / "nowhere")
-
-
-def test_no_file_of_a_running_process_is_skipped(tmp_path: Path) -> None:
-    with counting(tmp_path) as process:
-        process.tell("add 1")
-        process.tell("observe 1")
-        process.tell("set 1")
-
-        assert skipped(tmp_path) == {}
 
 
 class Numbers(dict[tuple[str, ...], float]):
