@@ -141,24 +141,19 @@ async def test_what_an_operator_paused_fails_no_check(tmp_path: Path, scope: str
     assert list(found) == ([] if is_well else ["consumers", "providers", "pending"])
 
 
-@pytest.mark.parametrize("ages", [{}, {"oldest_pending_seconds": None}])
-async def test_a_host_is_ready_while_one_provider_is_usable(tmp_path: Path, ages: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("ses", "smtp", "is_well"), [("closed", "open", True), ("open", "open", False), ("open", "half_open", False)]
+)
+async def test_a_host_is_not_ready_while_all_breakers_of_all_workers_are_open(
+    tmp_path: Path, ses: str, smtp: str, *, is_well: bool
+) -> None:
     with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
         first.tell("breaker smtp open")
-        first.tell("breaker ses closed")
-        second.tell("breaker smtp open")
+        first.tell(f"breaker ses {ses}")
+        second.tell(f"breaker smtp {smtp}")
 
-        assert await reasons(tmp_path, replace(COUNTS, **ages)) == {}
-
-
-@pytest.mark.parametrize("state", ["open", "half_open"])
-async def test_a_host_is_not_ready_while_all_breakers_of_all_workers_are_open(tmp_path: Path, state: str) -> None:
-    with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
-        first.tell("breaker smtp open")
-        first.tell("breaker ses open")
-        second.tell(f"breaker smtp {state}")
-
-        assert await reasons(tmp_path) == {"providers": "No provider is usable; circuit breakers are open: ses, smtp."}
+        fault = {"providers": "No provider is usable; circuit breakers are open: ses, smtp."}
+        assert await reasons(tmp_path) == ({} if is_well else fault)
 
     assert await reasons(tmp_path) == {}
 

@@ -76,6 +76,12 @@ class Scene:
         for message in list(self.double.messages)[before:]:
             message["date_created"] = email.utils.format_datetime(datetime.now(UTC) - YOUNG, usegmt=True)
 
+    async def sent(self, count: int = 1) -> list[UUID]:
+        """SMS that Twilio accepted."""
+        email_ids = self.enqueue(count)
+        await self.send(email_ids)
+        return email_ids
+
     def grow(self, age: timedelta, email_ids: list[UUID]) -> None:
         """Makes SMS older."""
         self.books.connection.execute(
@@ -109,8 +115,7 @@ async def scene(books: Books, store: LeaseStore, pool: Pool, tables_url: str, tm
 
 
 async def test_an_end_whose_callback_was_lost_is_found_once(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     scene.status_of("undelivered", error_code=30005, error_message=f"Unknown destination {NUMBER}")
 
     await scene.polling.run_once()
@@ -122,8 +127,7 @@ async def test_an_end_whose_callback_was_lost_is_found_once(scene: Scene) -> Non
 
 
 async def test_a_message_is_asked_for_at_each_age_until_its_end_is_known(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     await scene.polling.run_once()
     scene.grow(timedelta(hours=1), [email_id])
     scene.status_of("delivered")
@@ -137,8 +141,7 @@ async def test_a_message_is_asked_for_at_each_age_until_its_end_is_known(scene: 
 
 
 async def test_a_poll_and_a_callback_of_the_same_status_are_one_event(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     scene.status_of("sent")
     form = {"MessageSid": scene.double.messages[-1]["sid"], "MessageStatus": "sent", "To": NUMBER}
     await scene.intake.store(parse_status(str(email_id), form).events)
@@ -150,8 +153,7 @@ async def test_a_poll_and_a_callback_of_the_same_status_are_one_event(scene: Sce
 
 
 async def test_young_old_and_finished_messages_and_emails_are_not_asked_for(scene: Scene) -> None:
-    young, old, unknown = scene.enqueue(3)
-    await scene.send([young, old, unknown])
+    young, old, unknown = await scene.sent(3)
     scene.grow(-YOUNG, [young])
     scene.grow(timedelta(days=1), [old])
     scene.books.change(unknown, provider_message_id=None)
@@ -231,8 +233,7 @@ async def test_different_texts_to_one_number_are_told_apart(scene: Scene) -> Non
 
 @pytest.mark.parametrize("is_rival", [True, False])
 async def test_the_message_of_another_sms_is_no_evidence(scene: Scene, is_rival: bool) -> None:
-    (sent,) = scene.enqueue(text=TEXT)
-    await scene.send([sent])
+    (sent,) = await scene.sent()
     email_id = await scene.held()
     scene.double.messages.pop()
     if not is_rival:  # by its times, it cannot be the same; by its SID, it is
@@ -245,8 +246,7 @@ async def test_the_message_of_another_sms_is_no_evidence(scene: Scene, is_rival:
 
 
 async def test_a_round_asks_for_a_bounded_number_and_the_next_round_continues(scene: Scene) -> None:
-    email_ids = scene.enqueue(MAX_REQUESTS + 5)
-    await scene.send(email_ids)
+    email_ids = await scene.sent(MAX_REQUESTS + 5)
 
     wait = await scene.polling.run_once()
     first = scene.double.reads.total()
@@ -260,8 +260,7 @@ async def test_a_round_asks_for_a_bounded_number_and_the_next_round_continues(sc
 
 
 async def test_a_throttled_service_waits_and_logs_once(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     scene.double.behaviour.fault = Reply(429, {"code": 20429, "message": NUMBER}, {"Retry-After": "700"})
 
     with capture_logs() as logs:
@@ -301,9 +300,7 @@ class Refusing(TwilioProvider):
 
 
 async def test_a_message_that_twilio_cannot_show_does_not_stop_the_others(scene: Scene) -> None:
-    first, second = scene.enqueue(2)
-    await scene.send([first])
-    await scene.send([second])
+    (first,), (second,) = await scene.sent(), await scene.sent()
     provider = Refusing(TwilioSettings(account_sid=ACCOUNT, auth_token=TOKEN, url=scene.double.url))
     provider.refused = first
     polling = MessagePolling(scene.database_url, provider, scene.intake)
@@ -317,7 +314,7 @@ async def test_a_message_that_twilio_cannot_show_does_not_stop_the_others(scene:
 
 
 async def test_one_host_asks_at_a_time(scene: Scene) -> None:
-    await scene.send(scene.enqueue())
+    await scene.sent()
     other = MessagePolling(scene.database_url, scene.provider, scene.intake)
 
     assert await scene.polling.run_once() is None
@@ -333,7 +330,7 @@ async def test_one_host_asks_at_a_time(scene: Scene) -> None:
 async def test_after_a_lost_session_the_service_continues(scene: Scene) -> None:
     await scene.polling.run_once()
     scene.books.terminate("dispatcher polling twilio")
-    await scene.send(scene.enqueue())
+    await scene.sent()
 
     with pytest.raises(StoreUnavailable):
         await scene.polling.run_once()
