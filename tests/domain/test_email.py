@@ -31,7 +31,8 @@ MIB = 1024 * 1024
 NOW = datetime.now(UTC)
 LATER = NOW + timedelta(days=3)
 END_OF_TIME = datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12)))
-TEMPLATED: dict[str, Any] = {"text": None, "subject": "", "template_id": "d-1", "template_data": {"name": "Ann"}}
+DATA = {"name": "Ann", "lines": [{"price": 1.5, "paid": True, "note": None}]}
+TEMPLATED: dict[str, Any] = {"text": None, "subject": "", "template_id": "d-1", "template_data": DATA}
 BEGIN_OF_TIME = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12)))
 
 

@@ -129,8 +129,10 @@ async def test_a_database_without_tables_fails_the_schema_check(
 ) -> None:
     async with monitoring(replace(settings, database_url=empty_database_url)) as monitor:
         failing = await until_answer(monitor.failing)
+        samples = await monitor.metrics()
 
     assert failing == ["schema", "consumers"]
+    assert not [name for name in samples if name.startswith("dispatcher_current_emails")]
 
 
 async def test_an_unreachable_server_is_reported_without_the_servers_text(settings: Settings) -> None:

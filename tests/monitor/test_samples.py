@@ -70,7 +70,8 @@ async def test_a_sample_has_the_queues_by_lane_and_the_counts_by_status(
     assert sample.emails["pending"] == 3
     assert sample.queues == {"normal": QueueDepth(5, 2), "bulk": QueueDepth(6, 2), "dlq": QueueDepth(7, 0)}
     assert sample.oldest_pending_seconds is not None
-    assert seconds == SAMPLE_SECONDS
+    assert seconds is not None
+    assert SAMPLE_SECONDS <= seconds <= 60, "the next is later if PostgreSQL answers slowly"
 
 
 async def test_without_rabbitmq_a_sample_has_no_queues(settings: Settings, monitor_pool: Pool) -> None:
