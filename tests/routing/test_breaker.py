@@ -33,7 +33,7 @@ from dispatcher.routing.breaker import (
 from dispatcher.routing.evidence import ALIKE_FACTOR, MAX_REMEMBERED, Blame, SuspectEmails
 from dispatcher.worker.attempts import OTHER_WORKERS_SECONDS
 
-LETTERS = {Blame.EMAIL: "E", Blame.PROVIDER: "P", Blame.UNKNOWN: "U"}
+LETTERS = {Blame.EMAIL: "E", Blame.PROVIDER: "P", Blame.UNKNOWN: "?"}
 
 
 def email(domain: str = "", sender: str = "shop@example.com") -> OutgoingEmail:
@@ -201,32 +201,32 @@ BLAMES = {
         "EEEEEEEPPP",
         "open 0 2",
     ),
-    "throttling of several": (f"{THROTTLED_IN_A_ROW}*throttle new", "UP", f"paused 0 {DEFAULT_PAUSE_SECONDS:g}"),
-    "throttling of one": ("2*throttle a", "UU", CLOSED),
+    "throttling of several": (f"{THROTTLED_IN_A_ROW}*throttle new", "?P", f"paused 0 {DEFAULT_PAUSE_SECONDS:g}"),
+    "throttling of one": ("2*throttle a", "??", CLOSED),
     "throttling with a time": ("throttle new 30", "P", "paused 0 30"),
-    "throttled with a time again": ("throttle a 30, wait, throttle a 30", "PU", CLOSED),
+    "throttled with a time again": ("throttle a 30, wait, throttle a 30", "P?", CLOSED),
     "throttled after a success": ("throttle a 30, wait, ok, throttle a 30", "PE", CLOSED),
     "a fault that one email meets": ("fault a, wait, ok, fault a", "PE", CLOSED),
     "a fault that every email meets": ("fault a, wait, fault a, wait, fault a", "PPP", "open 0 8"),
-    "rejections of several": ("8*reject new", "UUUUUUUP", "open 0 2"),
-    "three rejected again": (", ".join([each("reject", "abc")] * 2) + ", reject a, reject b", "UUUUUUUP", "open 0 2"),
+    "rejections of several": ("8*reject new", "???????P", "open 0 2"),
+    "three rejected again": (", ".join([each("reject", "abc")] * 2) + ", reject a, reject b", "???????P", "open 0 2"),
     "a verdict begins the time of an email anew": (
         f"{each('reject', 'abcdefgh')}, sleep {UNCLEAR_SECONDS}, ok, reject a",
-        "UUUUUUUPU",
+        "???????P?",
         CLOSED,
     ),
-    "a throttling does not begin its time": (f"throttle a, sleep {UNCLEAR_SECONDS}, reject a", "UU", CLOSED),
-    "known words": (f"10*reject-known a, sleep {UNCLEAR_SECONDS}, reject-known a", "U" * 11, CLOSED),
-    "rejected after a success": ("reject a, ok, reject a", "UE", CLOSED),
-    "a success of an earlier trial": ("begin t0, reject a, ok t0, reject a", "UU", CLOSED),
+    "a throttling does not begin its time": (f"throttle a, sleep {UNCLEAR_SECONDS}, reject a", "??", CLOSED),
+    "known words": (f"10*reject-known a, sleep {UNCLEAR_SECONDS}, reject-known a", "?" * 11, CLOSED),
+    "rejected after a success": ("reject a, ok, reject a", "?E", CLOSED),
+    "a success of an earlier trial": ("begin t0, reject a, ok t0, reject a", "??", CLOSED),
     "another chance after the provider's fault": (
         f"{each('reject', 'abcdefgh')}, wait, ok, reject a, ok, reject a",
-        "UUUUUUUPUE",
+        "???????P?E",
         CLOSED,
     ),
     "rejected probes": (f"8*fail new, wait, {PROBES}*reject new", "EEEEEEEPPPP", "open 0 4"),
     "an accepted probe": (f"8*fail new, wait, {PROBES}*reject new, wait, ok", "EEEEEEEPPPP", CLOSED),
-    "a quota of a day": ("8*reject new 86400", "UUUUUUUP", f"open 0 {LONGEST_PAUSE_SECONDS:g}"),
+    "a quota of a day": ("8*reject new 86400", "???????P", f"open 0 {LONGEST_PAUSE_SECONDS:g}"),
 }
 
 
