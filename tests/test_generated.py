@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.dev import generate
-from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Meter, Panel
+from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Panel
 
 
 @pytest.mark.parametrize("path", generate.generated(), ids=lambda path: path.name)
@@ -17,11 +17,8 @@ def test_a_generated_file_is_up_to_date(path: Path) -> None:
 
 
 def test_a_new_metric_gets_a_panel_in_its_row_and_moves_lower_rows_down() -> None:
-    metrics: list[Meter] = [
-        Counter("dispatcher_log_lines_total", "Lines written.", ("provider",)),
-        Histogram("dispatcher_log_seconds", "One line.", (1,)),
-        Gauge("dispatcher_log_files", "Open files."),
-    ]
+    lines = Counter("dispatcher_log_lines_total", "Lines written.", ("provider",))
+    metrics = [lines, Histogram("dispatcher_log_seconds", "One line.", (1,)), Gauge("dispatcher_log_files", "Files.")]
     for meter in metrics:
         meter.panel = Panel.SENDING
     page = json.dumps({"panels": [panel(1, "row", Panel.SENDING, 0), panel(2, "timeseries", "Emails", 1),
@@ -29,16 +26,11 @@ def test_a_new_metric_gets_a_panel_in_its_row_and_moves_lower_rows_down() -> Non
 
     text = generate._with_panels(page, "", metrics)
 
-    places = {one["title"]: (one["gridPos"]["x"], one["gridPos"]["y"]) for one in json.loads(text)["panels"]}
-    assert places == {
-        "Sending": (0, 0),
-        "Emails": (0, 1),
-        "Log lines per second": (8, 1),
-        "Log seconds": (16, 1),
-        "Log files": (0, 9),
-        "Hosts": (0, 17),
-        "Workers": (0, 18),
-    }
+    places = [(one["title"], one["gridPos"]["x"], one["gridPos"]["y"]) for one in json.loads(text)["panels"]]
+    assert places == [
+        *(("Sending", 0, 0), ("Emails", 0, 1), ("Log lines per second", 8, 1), ("Log seconds", 16, 1)),
+        *(("Log files", 0, 9), ("Hosts", 0, 17), ("Workers", 0, 18)),
+    ]
     assert generate._with_panels(text, "", metrics) == text
 
 

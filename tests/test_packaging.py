@@ -20,39 +20,38 @@ from dispatcher.config import BUILT_IN
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_wheel_has_every_package() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    listed = set(setup["options"]["packages"].split())
-
-    present = {".".join(module.parent.relative_to(ROOT).parts) for module in (ROOT / "dispatcher").rglob("__init__.py")}
-    statements = {
-        ".".join(("dispatcher", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("sql/**/__init__.py")
-    }
-
-    assert listed == present | statements
+@pytest.fixture(scope="module")
+def setup() -> configparser.ConfigParser:
+    """The content of setup.cfg."""
+    found = configparser.ConfigParser()
+    found.read(ROOT / "setup.cfg")
+    return found
 
 
-def test_the_metadata_have_only_forms_that_the_setuptools_of_debian_12_knows() -> None:
+def packages(pattern: str, *prefix: str) -> set[str]:
+    """The packages whose folders contain files like this."""
+    return {".".join((*prefix, *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob(pattern)}
+
+
+def test_the_wheel_has_every_package_and_every_sql_file(setup: configparser.ConfigParser) -> None:
+    shipped = {name for name, globs in setup["options.package_data"].items() if "*.sql" in globs}
+
+    assert set(setup["options"]["packages"].split()) == (
+        packages("dispatcher/**/__init__.py") | packages("sql/**/__init__.py", "dispatcher")
+    )
+    assert shipped == packages("sql/**/*.sql", "dispatcher")
+
+
+def test_the_metadata_have_only_forms_that_the_setuptools_of_debian_12_knows(
+    setup: configparser.ConfigParser,
+) -> None:
     """setuptools 66 refuses a license that is a text; from version 77, setuptools warns about a license that is a
     table. Both versions accept a license in setup.cfg."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
 
     assert document["build-system"]["requires"] == ["setuptools>=66"]
     assert not {"license", "license-files"} & document["project"].keys()
     assert set(document["project"]["dynamic"]) <= setup["metadata"].keys()
-
-
-def test_the_wheel_has_every_sql_file() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    shipped = {name for name, globs in setup["options.package_data"].items() if "*.sql" in globs}
-
-    holding = {".".join(("dispatcher", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("sql/**/*.sql")}
-
-    assert shipped == holding
 
 
 def test_the_deployment_files_start_the_api_as_another_user_without_provider_secrets() -> None:
@@ -109,14 +108,10 @@ def pins(name: str) -> dict[str, str]:
 def requirements_of(extra: str) -> list[Requirement]:
     """What pyproject.toml requires for an extra, with the package's own dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = list(map(Requirement, project["optional-dependencies"].get(extra, ())))
+    listed = list(map(Requirement, [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]))
     nested = [requirement for each in listed if each.name == project["name"] for requirement in each.extras]
     plain = [each for each in listed if each.name != project["name"]]
-    return [
-        *map(Requirement, project["dependencies"]),
-        *plain,
-        *(one for name in nested for one in requirements_of(name)),
-    ]
+    return [*plain, *(one for name in nested for one in requirements_of(name))]
 
 
 @pytest.mark.parametrize("extra", ["runtime", "api", "deploy", "oidc", "otel"])

@@ -25,36 +25,30 @@ def test_a_trend_is_found_despite_noise_and_a_quarter_of_outliers(per_hour: floa
     assert found.lowest <= per_hour <= found.highest
 
 
-def test_changes_in_the_first_half_count_as_warm_up() -> None:
-    values = [min(100.0, at / 10) for at in INSTANTS]
-
-    assert trend("memory", INSTANTS, values, Tolerance(1.0)).verdict is Verdict.FLAT
-
-
-def test_a_shorter_warm_up_is_judged_earlier() -> None:
-    values = [min(100.0, at / 18) for at in INSTANTS]
-
-    assert trend("latency", INSTANTS, values, Tolerance(1.0)).verdict is Verdict.FLAT
-    assert trend("latency", INSTANTS, values, Tolerance(1.0, settles=0.1)).verdict is Verdict.GROWS
+WARM_UP = [min(100.0, at / 10) for at in INSTANTS]
+SHORT_WARM_UP = [min(100.0, at / 18) for at in INSTANTS]
+SLOPE = [1000 + 40 * at / 3600 for at in INSTANTS]
+CHANCE = random.Random(3)
+NOISE = [CHANCE.uniform(0, 1000) for _ in INSTANTS]
 
 
-def test_a_slope_that_may_be_chance_is_noise() -> None:
-    chance = random.Random(3)
-    values = [chance.uniform(0, 1000) for _ in INSTANTS]
-
-    assert trend("latency", INSTANTS, values, Tolerance(0.0)).verdict is Verdict.NOISY
-
-
-def test_the_tolerance_is_the_larger_of_an_amount_and_a_share() -> None:
-    values = [1000 + 40 * at / 3600 for at in INSTANTS]
-
-    assert trend("size", INSTANTS, values, Tolerance(10.0)).verdict is Verdict.GROWS
-    assert trend("size", INSTANTS, values, Tolerance(10.0, 0.05)).verdict is Verdict.FLAT
-
-
-def test_a_few_points_give_no_verdict() -> None:
-    assert trend("memory", INSTANTS[:9], INSTANTS[:9], Tolerance(1.0)).verdict is Verdict.UNKNOWN
-    assert trend("memory", [], [], Tolerance(1.0)).verdict is Verdict.UNKNOWN
+@pytest.mark.parametrize(
+    ("values", "tolerance", "verdict"),
+    [
+        (WARM_UP, Tolerance(1.0), Verdict.FLAT),
+        (SHORT_WARM_UP, Tolerance(1.0), Verdict.FLAT),
+        (SHORT_WARM_UP, Tolerance(1.0, settles=0.1), Verdict.GROWS),  # it is judged earlier
+        (NOISE, Tolerance(0.0), Verdict.NOISY),  # the slope may be chance
+        (SLOPE, Tolerance(10.0), Verdict.GROWS),
+        (SLOPE, Tolerance(10.0, 0.05), Verdict.FLAT),  # the larger of an amount and a share counts
+        (SLOPE[:9], Tolerance(1.0), Verdict.UNKNOWN),
+        ([], Tolerance(1.0), Verdict.UNKNOWN),
+    ],
+)
+def test_changes_of_the_warm_up_and_of_chance_are_no_growth(
+    values: list[float], tolerance: Tolerance, verdict: Verdict
+) -> None:
+    assert trend("memory", INSTANTS[: len(values)], values, tolerance).verdict is verdict
 
 
 @pytest.mark.parametrize(("name", "is_ours"), [("latency.p50_ms", True), ("yardstick.commit_ms", False)])

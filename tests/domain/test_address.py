@@ -51,97 +51,64 @@ def test_an_address_is_split_into_name_local_part_and_domain(text: str, address:
     assert parse_address(text) == address
 
 
+REFUSED: dict[str, tuple[str, ...]] = {
+    "empty": ("",),
+    "starts or ends with a space": (" ", " ann@example.org", "ann@example.org "),
+    "no @": ("ann", "undisclosed-recipients:;"),
+    "more than one @": ("ann@@example.org", "ann@home@example.org", "Ann <ann@home@example.org>"),
+    "nothing before": ("@example.org",),
+    "nothing after": ("ann@",),
+    "space inside local@domain": (
+        *("an n@example.org", "ann@exam ple.org", "Ann < ann@example.org>", "Ann <ann@example.org >"),
+        *("ann\u00a0x@example.org", '"ann b"@example.org'),
+    ),
+    "start or end of its domain": ("ann@.example.org", "ann@example.org.", "ann@example..org"),
+    "hyphen": ("ann@-example.org", "ann@example-.org"),
+    "domain names do not allow": (
+        *("ann@ex_ample.org", "ann@ex*mple.org", "ann@example\u3002org", "ann@example\uff0eorg"),
+        *("ann@exam\u200bple.org", "ann@ex\uff41mple.org", "ann@exam\ufb01le.org", "ann@a\u2100b.example"),
+        *("ann@\u0301x.example", "ann@💩.example"),
+    ),
+    "IP address in brackets": ("ann@[192.0.2.1]", "ann@[IPv6:2001:db8::1]"),
+    "domain that ends in a number": ("ann@192.0.2.1",),
+    "email addresses do not allow": (
+        *("a,b@example.org", "a\\b@example.org", "a(x)b@example.org", "..@example.org", '"a,b"@example.org'),
+    ),
+    "254 bytes": (f"{'ü' * 122}@example.org", f"ann@{'a.' * 126}example", f"ann@{'日本.' * 25}example"),
+    "quotes in local@domain": ('"ann"b"@example.org', '""@example.org', '"Ann" ann@example.org'),
+    "empty name": ("<ann@example.org>", '"" <ann@example.org>', '"  " <ann@example.org>'),
+    "unbalanced": (
+        *("Ann <ann@example.org", "Ann ann@example.org>", "Ann <<ann@example.org>>", "Ann <ann@example.org> x"),
+        *("Ann <ann@example.org>,b@example.org", "Ann <ann@example.org>, Bob <bob@example.org>"),
+        *('"Ann <ann@example.org>', '"Ann" x <ann@example.org>'),
+    ),
+    "double quotes": (
+        *("O'Neill, Ann <ann@example.org>", "Ann (Sales) <ann@example.org>", 'Ann "The" O. <ann@example.org>'),
+        "ann@home <ann@example.org>",
+    ),
+    "control character": (
+        *("Ann <ann@example.org>\r\nBcc: x@example.org", "Ann\r\nBcc: x@example.org <ann@example.org>"),
+        *('"Ann\r\n Bcc: x" <ann@example.org>', "ann\n@example.org", "ann@example.org\n"),
+        *("Ann\x85Bcc: x <ann@example.org>", "Ann\x7f <ann@example.org>", "Ann\t<ann@example.org>", "\0@example.org"),
+    ),
+    "line break": ("Ann\u2028Bcc: x <ann@example.org>",),
+    "reading direction": ("Ann \u202egro.knab <ann@example.org>", "Ann \u2067x\u2069 <ann@example.org>"),
+    "surrogate": ("ann\ud800@example.org",),
+    "encoded word": (
+        *("=?utf-8?q?Ann=0D=0ABcc=3A_x?= <ann@example.org>", r'"=\?utf-8\?q\?Ann=0D=0A\?=" <ann@example.org>'),
+        *("=?utf-8?q?x=40y=2Eexample=3E?=@example.org", "=?utf-8?b?DQo@example.org"),
+    ),
+    "looks like a separator": ("ann\uff20home@example.org", "ann\u037ebob@example.org", "ann\u2024@example.org"),
+    "invisible": ("ann\u200b@example.org", "ann\u00ad@example.org"),
+    "63 bytes": (f"ann@{'a' * 64}.example", f"ann@{'日本語' * 21}.example"),
+    "255 characters": (f"{'A' * 256} <ann@example.org>",),
+    "too long": ("a" * 1000 + "@example.org",),
+}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ("", "empty"),
-        (" ", "starts or ends with a space"),
-        (" ann@example.org", "starts or ends with a space"),
-        ("ann@example.org ", "starts or ends with a space"),
-        ("ann", "no @"),
-        ("ann@@example.org", "more than one @"),
-        ("ann@home@example.org", "more than one @"),
-        ("Ann <ann@home@example.org>", "more than one @"),
-        ("@example.org", "nothing before"),
-        ("ann@", "nothing after"),
-        ("an n@example.org", "space inside local@domain"),
-        ("ann@exam ple.org", "space inside local@domain"),
-        ("Ann < ann@example.org>", "space inside local@domain"),
-        ("Ann <ann@example.org >", "space inside local@domain"),
-        ("ann\u00a0x@example.org", "space inside local@domain"),
-        ("ann@.example.org", "start or end of its domain"),
-        ("ann@example.org.", "start or end of its domain"),
-        ("ann@example..org", "start or end of its domain"),
-        ("ann@-example.org", "hyphen"),
-        ("ann@example-.org", "hyphen"),
-        ("ann@ex_ample.org", "domain names do not allow"),
-        ("ann@ex*mple.org", "domain names do not allow"),
-        ("ann@[192.0.2.1]", "IP address in brackets"),
-        ("ann@[IPv6:2001:db8::1]", "IP address in brackets"),
-        ("ann@192.0.2.1", "domain that ends in a number"),
-        ("a,b@example.org", "email addresses do not allow"),
-        ("a\\b@example.org", "email addresses do not allow"),
-        ("a(x)b@example.org", "email addresses do not allow"),
-        ("..@example.org", "email addresses do not allow"),
-        (f"{'ü' * 122}@example.org", "254 bytes"),
-        ('"ann b"@example.org', "space inside local@domain"),
-        ('"ann"b"@example.org', "quotes in local@domain"),
-        ('"a,b"@example.org', "email addresses do not allow"),
-        ('""@example.org', "quotes in local@domain"),
-        ('"Ann" ann@example.org', "quotes in local@domain"),
-        ("<ann@example.org>", "empty name"),
-        ('"" <ann@example.org>', "empty name"),
-        ('"  " <ann@example.org>', "empty name"),
-        ("Ann <ann@example.org", "unbalanced"),
-        ("Ann ann@example.org>", "unbalanced"),
-        ("Ann <<ann@example.org>>", "unbalanced"),
-        ("Ann <ann@example.org> x", "unbalanced"),
-        ("Ann <ann@example.org>,b@example.org", "unbalanced"),
-        ("Ann <ann@example.org>, Bob <bob@example.org>", "unbalanced"),
-        ('"Ann <ann@example.org>', "unbalanced"),
-        ('"Ann" x <ann@example.org>', "unbalanced"),
-        ("O'Neill, Ann <ann@example.org>", "double quotes"),
-        ("Ann (Sales) <ann@example.org>", "double quotes"),
-        ('Ann "The" O. <ann@example.org>', "double quotes"),
-        ("ann@home <ann@example.org>", "double quotes"),
-        ("undisclosed-recipients:;", "no @"),
-        ("Ann <ann@example.org>\r\nBcc: x@example.org", "control character"),
-        ("Ann\r\nBcc: x@example.org <ann@example.org>", "control character"),
-        ('"Ann\r\n Bcc: x" <ann@example.org>', "control character"),
-        ("ann\n@example.org", "control character"),
-        ("ann@example.org\n", "control character"),
-        ("Ann\x85Bcc: x <ann@example.org>", "control character"),
-        ("Ann\u2028Bcc: x <ann@example.org>", "line break"),
-        ("Ann\x7f <ann@example.org>", "control character"),
-        ("Ann\t<ann@example.org>", "control character"),
-        ("\0@example.org", "control character"),
-        ("Ann \u202egro.knab <ann@example.org>", "reading direction"),
-        ("Ann \u2067x\u2069 <ann@example.org>", "reading direction"),
-        ("ann\ud800@example.org", "surrogate"),
-        ("=?utf-8?q?Ann=0D=0ABcc=3A_x?= <ann@example.org>", "encoded word"),
-        (r'"=\?utf-8\?q\?Ann=0D=0A\?=" <ann@example.org>', "encoded word"),
-        ("=?utf-8?q?x=40y=2Eexample=3E?=@example.org", "encoded word"),
-        ("=?utf-8?b?DQo@example.org", "encoded word"),
-        ("ann\uff20home@example.org", "looks like a separator"),
-        ("ann\u037ebob@example.org", "looks like a separator"),
-        ("ann\u2024@example.org", "looks like a separator"),
-        ("ann\u200b@example.org", "invisible"),
-        ("ann\u00ad@example.org", "invisible"),
-        ("ann@example\u3002org", "domain names do not allow"),
-        ("ann@example\uff0eorg", "domain names do not allow"),
-        ("ann@exam\u200bple.org", "domain names do not allow"),
-        ("ann@ex\uff41mple.org", "domain names do not allow"),
-        ("ann@exam\ufb01le.org", "domain names do not allow"),
-        ("ann@a\u2100b.example", "domain names do not allow"),
-        ("ann@\u0301x.example", "domain names do not allow"),
-        ("ann@💩.example", "domain names do not allow"),
-        (f"ann@{'a' * 64}.example", "63 bytes"),
-        (f"ann@{'日本語' * 21}.example", "63 bytes"),
-        (f"ann@{'a.' * 126}example", "254 bytes"),
-        (f"ann@{'日本.' * 25}example", "254 bytes"),
-        (f"{'A' * 256} <ann@example.org>", "255 characters"),
-        ("a" * 1000 + "@example.org", "too long"),
-    ],
+    [(text, reason) for reason, texts in REFUSED.items() for text in texts],
 )
 def test_an_invalid_address_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -188,7 +155,7 @@ def test_parsing_takes_linear_time(scheme: str) -> None:
 
 
 @given(st.sampled_from(["{}@b.example", "a@{}.example", "{} <a@b.example>", '"{}" <a@b.example>', "{}"]), NASTY)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100)
 def test_an_accepted_address_is_valid_in_a_header(scheme: str, filling: str) -> None:
     text = scheme.format(filling)
     if refusal(text):
@@ -204,7 +171,7 @@ def test_an_accepted_address_is_valid_in_a_header(scheme: str, filling: str) -> 
     name=st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=60).filter(str.strip),
     local=st.lists(st.text(ATEXT, min_size=1, max_size=8), min_size=1, max_size=4).map(".".join),
 )
-@settings(deadline=None)
+@settings(max_examples=40)
 def test_every_display_name_can_be_quoted(name: str, local: str) -> None:
     assume("=?" not in name + local)
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
@@ -224,13 +191,12 @@ def test_an_accepted_domain_can_be_encoded_for_dns(domain: str) -> None:
 
 
 @given(NASTY)
-@settings(deadline=None)
 def test_a_reason_never_quotes_the_address(text: str) -> None:
     assert "xqzj" not in (refusal(f"xqzj{text}xqzj") or "")
 
 
 @given(st.one_of(NASTY, st.from_regex(r"[a-z=?.]{1,70}@[a-z0-9.-]{1,200}", fullmatch=True)))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100)
 def test_a_plain_address_needs_no_parsing(text: str) -> None:
     expected = refusal(text) is None and text.isascii() and parse_address(text).spec == text and '"' not in text
 

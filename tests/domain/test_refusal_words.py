@@ -8,168 +8,104 @@ from dispatcher.domain.outcome import AccountFault
 from dispatcher.domain.provider_text import HOST, LOGIN, QUOTA, RELAY, SENDER, STOPPED, Cause, cause_of
 from dispatcher.transport.smtp_replies import reply_of
 
-TEXTS: list[tuple[Cause | AccountFault | None, str]] = [
-    # The account has used up what it may send in a time.
-    (QUOTA, "550 5.4.5 Daily user sending limit exceeded. For more information on Gmail sending limits go to"),  # Gmail
-    (QUOTA, "550 5.4.5 Daily SMTP relay limit exceeded for customer. a1sm21 - gsmtp"),
-    (QUOTA, "450 4.2.1 Peak SMTP relay limit exceeded for customer. This is a temporary error. - gsmtp"),
-    (QUOTA, "421 4.7.0 Daily user sending quota exceeded"),
-    (
-        QUOTA,
-        "554 5.2.0 STOREDRV.Submission.Exception:SubmissionQuotaExceededException; Failed to process message",
-    ),  # Exchange
-    (QUOTA, "550 5.1.90 Your message can't be sent because you've reached your daily limit for message recipients"),
-    (QUOTA, "550 5.7.233 Your message can't be sent because your tenant exceeded its daily limit for external mail"),
-    (QUOTA, "550 5.7.705 Access denied, tenant has exceeded threshold"),
-    (
-        QUOTA,
-        "550 Domain example.com has exceeded the max emails per hour (101/100 (101%)) allowed.  Message discarded.",
+TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
+    QUOTA: (  # used up what the account may send in a time
+        "450 4.2.1 Peak SMTP relay limit exceeded for customer. This is a temporary error. - gsmtp",
+        "554 5.2.0 STOREDRV.Submission.Exception:SubmissionQuotaExceededException; Failed to process",  # Exchange
+        "550 5.7.705 Access denied, tenant has exceeded threshold",
+        "452 Sender has exceeded the limit of 200 messages per hour",  # Exim
+        "550 User has exceeded outgoing email quota",
+        "451 4.7.1 Hourly limit exceeded",
+        "450 4.7.1 <ann@example.org>: Recipient address rejected: Policy Rejection- Quota Exceeded.",
+        "550 5.7.0 Number of messages sent exceeds the limit of 500 in 24 hours",  # Yahoo
+        "554 5.7.1 You have sent too many messages in the last hour",  # Strato
+        "451 4.5.3 Recipients per day limit exceeded for this sender",
+        "451 Authentication failed: Maximum credits exceeded",  # SendGrid
     ),
-    (QUOTA, "550 Domain example.com has exceeded the max defers and failures per hour (5/5 (100%)) allowed."),
-    (QUOTA, "452 Sender has exceeded the limit of 200 messages per hour"),  # Exim
-    (QUOTA, "550 User has exceeded outgoing email quota"),
-    (QUOTA, "451 4.7.1 Hourly limit exceeded"),
-    (
-        QUOTA,
-        "554 5.7.1 <ann@example.org>: Recipient address rejected: You have exceeded your Outmail quota.",
-    ),  # Postfix
-    (QUOTA, "450 4.7.1 <ann@example.org>: Recipient address rejected: Policy Rejection- Quota Exceeded."),
-    (QUOTA, "554 5.7.1 <ann@example.org>: Recipient address rejected: Hourly quota of 100 recipients exceeded"),
-    (QUOTA, "454 Throttling failure: Daily message quota exceeded."),  # Amazon SES
-    (QUOTA, "550 5.7.1 Daily sending quota exceeded for this account"),  # Amazon WorkMail
-    (QUOTA, "550 5.4.6 Daily sending limit reached for this user"),  # Zoho
-    (QUOTA, "451 You have exceeded your messaging limits: maximum 25 per hour"),
-    (QUOTA, "550 5.7.0 Number of messages sent exceeds the limit of 500 in 24 hours"),  # Yahoo
-    (QUOTA, "554 5.7.1 You have sent too many messages in the last hour"),  # Strato
-    (QUOTA, "550 5.7.1 Outgoing mail limit reached"),  # OVH
-    (QUOTA, "451 4.5.3 Recipients per day limit exceeded for this sender"),
-    (QUOTA, "550 #5.7.1 Your access to submit messages to this e-mail system has exceeded the quota"),
-    (QUOTA, "451 Authentication failed: Maximum credits exceeded"),  # SendGrid
-    # Now too fast.
-    (Cause.RATE, "450 4.7.1 Error: too much mail from 192.0.2.1"),  # Postfix
-    (Cause.RATE, "432 4.3.2 STOREDRV.ClientSubmit; sender thread limit exceeded"),  # Exchange
-    (Cause.RATE, "432 4.3.2 Concurrent connections limit exceeded"),
-    (Cause.RATE, "421 4.7.0 [TSS04] Messages from 192.0.2.1 temporarily deferred due to user complaints"),  # Yahoo
-    (Cause.RATE, "454 Throttling failure: Maximum sending rate exceeded."),  # Amazon SES
-    (Cause.RATE, "451 4.7.500 Server busy. Please try again later from [192.0.2.1]."),
-    (Cause.RATE, "450 4.7.28 Our system has detected an unusual rate of unsolicited mail"),
-    (Cause.RATE, "550 5.7.28 Our system has detected an unusual rate of unsolicited mail"),
-    (Cause.RATE, "421 4.4.5 Server busy, try again later"),
-    (Cause.RATE, "451 4.3.2 Submission rate limit exceeded"),
-    (Cause.RATE, "450 4.7.1 Requested action aborted: sending rate limit"),
-    (Cause.RATE, "421 Too many concurrent SMTP connections; please try again later."),  # Exim
-    (Cause.RATE, "421 4.7.0 Too many messages for this session"),
-    (Cause.RATE, "451 Rate limit exceeded, slow down"),
-    (Cause.RATE, "450 4.7.1 You are sending too fast"),
-    (Cause.RATE, "550 Message rate exceeded"),
-    # The account is stopped.
-    (STOPPED, "550 5.7.1 Sending paused for this account. For more information, please check the inbox"),  # Amazon SES
-    (STOPPED, "554 Sending suspended for this account"),
-    (STOPPED, "550 Outgoing mail from example.com has been suspended"),  # cPanel
-    (STOPPED, "535 5.7.0 Your account has been suspended"),
-    (STOPPED, "550 5.7.1 Domain example.com is not allowed to send: Please activate your Mailgun account"),
-    (STOPPED, "550 5.7.1 Payment required for this account"),
-    (STOPPED, "403 You can only send testing emails to your own email address"),  # Resend
-    (STOPPED, "550 Sandbox subdomains are for test purposes only. Please add your own domain"),  # Mailgun
-    (STOPPED, "550 5.7.501 Access denied, spam abuse detected"),  # Exchange
-    (STOPPED, "550 5.7.708 Service unavailable. Access denied, traffic not accepted from this IP"),
-    (STOPPED, "550 5.4.6 Unusual sending activity detected. Your account has been blocked"),  # Zoho
-    (STOPPED, "550 5.7.1 Your account is blocked for sending spam"),  # OVH
-    # Not logged in, or no right to relay.
-    (LOGIN, "550 Unauthenticated senders not allowed"),  # SendGrid
-    (LOGIN, "550 SMTP AUTH is required for message submission on port 587"),  # Exim
-    (LOGIN, "550 5.7.1 Authentication required"),
-    (LOGIN, "554 5.7.1 Please authenticate first"),
-    (LOGIN, "501 5.7.0 Authentication required. Please authenticate with CRAM MD5 or AUTH Login."),
-    (LOGIN, "550 5.7.57 Client not authenticated to send mail"),  # Exchange
-    (LOGIN, "503 You must authenticate"),
-    (LOGIN, "550 5.7.0 Must issue a STARTTLS command first"),
-    (RELAY, "554 5.7.1 <ann@example.org>: Relay access denied"),  # Postfix
-    (RELAY, "550 5.7.1 <ann@example.org>... Relaying denied. IP name lookup failed [192.0.2.1]"),  # Sendmail
-    (RELAY, "550 relay not permitted"),  # Exim
-    (RELAY, "550 5.7.1 Unable to relay for ann@example.org"),  # Exchange
-    (RELAY, "550 5.7.54 SMTP; Unable to relay recipient in non-accepted domain"),
-    (RELAY, "550 5.7.64 TenantAttribution; Relay Access Denied"),
-    (RELAY, "553 sorry, that domain isn't in my list of allowed rcpthosts (#5.7.1)"),  # qmail
-    (RELAY, "553 Sender is not allowed to relay emails"),  # Zoho
-    # The host.
-    (HOST, "554 5.7.1 Service unavailable; Client host [192.0.2.1] blocked using zen.spamhaus.org"),
-    (HOST, "550 5.7.1 Client host rejected: cannot find your hostname"),
-    (HOST, "550 5.7.606 Access denied, banned sending IP [192.0.2.1]"),  # Exchange
-    (HOST, "550 5.7.25 The IP address sending this message does not have a PTR record setup"),  # Gmail
-    (HOST, "504 5.5.2 <localhost>: Helo command rejected: need fully-qualified hostname"),  # Postfix
-    (HOST, "550 Your host is on our blacklist"),
-    (HOST, "554 Your IP 192.0.2.1 has been blocked for spam"),
-    # The sender.
-    (SENDER, "554 Message rejected: Email address is not verified. The following identities failed the check"),  # SES
-    (SENDER, "550 The from address does not match a verified Sender Identity."),  # SendGrid
-    (SENDER, "553 5.7.1 <shop@example.com>: Sender address rejected: not owned by user shop"),  # Postfix
-    (SENDER, "550 5.7.60 SMTP; Client does not have permissions to send as this sender"),  # Exchange
-    (SENDER, "550 5.7.1 Client does not have permissions to send as this sender"),
-    (SENDER, "550 5.1.8 Access denied, bad outbound sender AS(42003)"),
-    (SENDER, "501 mail from address must be same as authorization user"),  # qq.com
-    (SENDER, "550 5.7.0 From address is not one of your addresses."),  # iCloud
-    (
-        SENDER,
-        "550 5.7.26 Unauthenticated email from example.com is not accepted due to domain's DMARC policy.",
-    ),  # Gmail
-    (SENDER, "550 5.7.1 Unauthenticated email from example.com is not accepted due to domain's DMARC policy."),
-    (SENDER, "550 Sender verify failed: sender unverified"),
-    (SENDER, "450 4.1.8 <shop@example.com>: Sender address rejected: Domain not found"),
-    (SENDER, "403 The example.org domain is not verified. Please, add and verify your domain"),  # Resend
-    (SENDER, "550 5.7.1 Sender domain not permitted"),
-    # One recipient.
-    (Cause.RECIPIENT, "550 5.1.1 The email account that you tried to reach does not exist. Please try double-checking"),
-    (Cause.RECIPIENT, "550 5.2.1 The email account that you tried to reach is disabled."),  # Gmail
-    (Cause.RECIPIENT, "552 5.2.2 The email account that you tried to reach is over quota."),
-    (Cause.RECIPIENT, "552 5.2.2 Mailbox full: daily quota exceeded"),
-    (Cause.RECIPIENT, "450 4.2.1 The user you are trying to contact is receiving mail too quickly."),
-    (
-        Cause.RECIPIENT,
-        "450 4.2.1 The user you are trying to contact is receiving mail at a rate that prevents additional messages",
+    Cause.RATE: (
+        "450 4.7.1 Error: too much mail from 192.0.2.1",  # Postfix
+        "432 4.3.2 STOREDRV.ClientSubmit; sender thread limit exceeded",  # Exchange
+        "421 4.7.0 [TSS04] Messages from 192.0.2.1 temporarily deferred due to user complaints",  # Yahoo
+        "451 4.7.500 Server busy. Please try again later from [192.0.2.1].",
+        "421 4.4.5 Server busy, try again later",
+        "450 4.7.1 Requested action aborted: sending rate limit",
+        "421 4.7.0 Too many messages for this session",
+        "450 4.7.1 You are sending too fast",
+        "550 Message rate exceeded",
     ),
-    (Cause.RECIPIENT, "550 The user you are trying to contact is receiving mail at a rate that prevents delivery"),
-    (
-        Cause.RECIPIENT,
-        "550 5.2.121 Recipient's per hour message receive limit from specific sender exceeded",
-    ),  # Exchange
-    (Cause.RECIPIENT, "550 5.1.10 RESOLVER.ADR.RecipientNotFound; Recipient not found by SMTP address lookup"),
-    (Cause.RECIPIENT, "550 5.1.1 <ann@example.org>: Recipient address rejected: User unknown in virtual mailbox table"),
-    (Cause.RECIPIENT, "450 4.1.2 <ann@example.org>: Recipient address rejected: Domain not found"),  # Postfix
-    (Cause.RECIPIENT, "550 no such user"),
-    (Cause.RECIPIENT, "550 No Such User Here"),  # cPanel
-    (Cause.RECIPIENT, "550 Unknown user"),
-    (Cause.RECIPIENT, "550 Unrouteable address"),  # Exim
-    (Cause.RECIPIENT, "550 Requested action not taken: mailbox unavailable"),
-    (Cause.RECIPIENT, "554 delivery error: dd This user doesn't have a yahoo.com account"),  # Yahoo
-    (Cause.RECIPIENT, "552 Mailbox quota exceeded"),
-    (Cause.RECIPIENT, "452 4.2.2 The mailbox is over its message quota"),
-    (Cause.RECIPIENT, "550 Recipient's mailbox is full"),
-    (Cause.RECIPIENT, "554 5.7.1 Rejected by the recipient's spam policy"),
-    (Cause.RECIPIENT, "554 5.7.1 Message blocked due to recipient policy"),
-    (Cause.RECIPIENT, "550 5.1.1 sorry, no mailbox here by that name"),  # qmail
-    (Cause.RECIPIENT, "450 4.7.1 recipient rate limit exceeded"),
-    # Nobody can know.
-    (None, "550 5.7.1 Our system has detected that this message is likely unsolicited mail."),
-    (None, "554 5.7.9 Message not accepted for policy reasons."),
-    (None, "550 no"),
-    (None, "554 5.7.1 spam: too many links"),
-    (None, "554 5.7.1 Message rejected: suspicious payment link"),
-    (None, "500 5.5.1 Too many bad commands"),
-    (None, "451 4.3.0 recipient address lookup failed <unverified-1@relay-denied.example>"),
-    (None, "550 5.7.1 daily-quota-exceeded@spamhaus.example: no"),
-    (None, "550 5.7.1 Access denied"),
-    (None, "554 Transaction failed"),
-    (None, "452 4.5.3 Too many recipients"),
-    (None, "552 5.3.4 Message size exceeds fixed limit"),
-    (None, "552 5.3.4 Your message exceeded Google's message size limits."),
-    (None, "554 5.4.6 Too many hops"),
-    (None, "451 4.3.0 Temporary lookup failure"),
-    (None, "452 4.3.1 Insufficient system storage"),
-]
+    STOPPED: (
+        "550 5.7.1 Sending paused for this account. For more information, please check the inbox",  # Amazon SES
+        "550 Outgoing mail from example.com has been suspended",  # cPanel
+        "550 5.7.1 Domain example.com is not allowed to send: Please activate your Mailgun account",
+        "550 5.7.1 Payment required for this account",
+        "403 You can only send testing emails to your own email address",  # Resend
+        "550 Sandbox subdomains are for test purposes only. Please add your own domain",  # Mailgun
+        "550 5.7.501 Access denied, spam abuse detected",  # Exchange
+        "550 5.7.708 Service unavailable. Access denied, traffic not accepted from this IP",
+        "550 5.7.1 Your account is blocked for sending spam",  # OVH
+    ),
+    LOGIN: (  # not logged in
+        "550 Unauthenticated senders not allowed",  # SendGrid
+        "550 SMTP AUTH is required for message submission on port 587",  # Exim
+        "550 5.7.1 Authentication required",
+        "503 You must authenticate",
+        "550 5.7.0 Must issue a STARTTLS command first",
+    ),
+    RELAY: (
+        "554 5.7.1 <ann@example.org>: Relay access denied",  # Postfix
+        "550 5.7.1 <ann@example.org>... Relaying denied. IP name lookup failed [192.0.2.1]",  # Sendmail
+        "550 relay not permitted",  # Exim
+        "550 5.7.1 Unable to relay for ann@example.org",  # Exchange
+        "553 sorry, that domain isn't in my list of allowed rcpthosts (#5.7.1)",  # qmail
+        "553 Sender is not allowed to relay emails",  # Zoho
+    ),
+    HOST: (
+        "550 5.7.1 Client host rejected: cannot find your hostname",
+        "550 5.7.606 Access denied, banned sending IP [192.0.2.1]",  # Exchange
+        "504 5.5.2 <localhost>: Helo command rejected: need fully-qualified hostname",  # Postfix
+        "550 Your host is on our blacklist",
+        "554 Your IP 192.0.2.1 has been blocked for spam",
+    ),
+    SENDER: (
+        "550 5.7.1 Client does not have permissions to send as this sender",
+        "550 5.1.8 Access denied, bad outbound sender AS(42003)",
+        "501 mail from address must be same as authorization user",  # qq.com
+        "550 5.7.1 Unauthenticated email from example.com is not accepted due to domain's DMARC policy.",
+        "403 The example.org domain is not verified. Please, add and verify your domain",  # Resend
+        "550 5.7.1 Sender domain not permitted",
+    ),
+    Cause.RECIPIENT: (
+        "550 no such user",
+        "550 Unknown user",
+        "550 Unrouteable address",  # Exim
+        "550 Requested action not taken: mailbox unavailable",
+        "554 delivery error: dd This user doesn't have a yahoo.com account",  # Yahoo
+        "552 Mailbox quota exceeded",
+        "554 5.7.1 Rejected by the recipient's spam policy",
+        "554 5.7.1 Message blocked due to recipient policy",
+    ),
+    None: (  # the words do not show it
+        "550 5.7.1 Our system has detected that this message is likely unsolicited mail.",
+        "554 5.7.9 Message not accepted for policy reasons.",
+        "550 no",
+        "554 5.7.1 spam: too many links",
+        "554 5.7.1 Message rejected: suspicious payment link",
+        "500 5.5.1 Too many bad commands",
+        "451 4.3.0 recipient address lookup failed <unverified-1@relay-denied.example>",
+        "550 5.7.1 daily-quota-exceeded@spamhaus.example: no",
+        "550 5.7.1 Access denied",
+        "554 Transaction failed",
+        "452 4.5.3 Too many recipients",
+        "552 5.3.4 Message size exceeds fixed limit",
+        "552 5.3.4 Your message exceeded Google's message size limits.",
+        "554 5.4.6 Too many hops",
+        "451 4.3.0 Temporary lookup failure",
+        "452 4.3.1 Insufficient system storage",
+    ),
+}
 
 
-@pytest.mark.parametrize(("cause", "text"), TEXTS, ids=[text[:60] for _, text in TEXTS])
+@pytest.mark.parametrize(("cause", "text"), [(cause, text) for cause, texts in TEXTS.items() for text in texts])
 def test_a_servers_words_show_whose_fault_a_refusal_is(cause: Cause | AccountFault | None, text: str) -> None:
     reply = reply_of(int(text[:3]), text[4:])
     found = cause_of(reply.text, reply.enhanced)

@@ -1,4 +1,4 @@
-"""Tests how long a deferred email waits before a retry, and after which retry the email fails."""
+"""Tests how long a deferred email, or a process during an outage, waits before it tries again."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dispatcher.config import load
-from dispatcher.domain.retry import RetryLimits, RetryPolicy
+from dispatcher.domain.retry import Backoff, RetryLimits, RetryPolicy
 
 POLICY = RetryPolicy(max_attempts=5, base_seconds=1, cap_seconds=60)
+PATIENT = RetryPolicy(max_attempts=100_000, base_seconds=1, cap_seconds=60)
 
 
 def always(value: float) -> Callable[[], float]:
     return lambda: value
 
 
-@pytest.mark.parametrize(("next_attempt", "longest"), [(2, 1), (3, 2), (4, 4), (5, 8)])
-def test_the_longest_wait_doubles(next_attempt: int, longest: float) -> None:
-    assert POLICY.wait_before(next_attempt, None, always(0.0)) == longest / 2
-    assert POLICY.wait_before(next_attempt, None, always(0.5)) == longest * 3 / 4
-    assert POLICY.wait_before(next_attempt, None, always(1.0)) == longest
+@pytest.mark.parametrize(
+    ("policy", "next_attempt", "asked", "chance", "seconds"),
+    [
+        *((POLICY, 2, None, chance, (1 + chance) / 2) for chance in (0.0, 0.5, 1.0)),
+        *((POLICY, each, None, 1.0, longest) for each, longest in ((3, 2), (4, 4), (5, 8))),  # the longest wait doubles
+        *((PATIENT, each, None, 1.0, 60) for each in (8, 100_000)),  # the cap bounds every wait
+        (POLICY, 6, None, 0.0, None),  # no attempt follows the last
+        (RetryPolicy(1, 1, 60), 2, None, 0.0, None),
+        (POLICY, 2, 30, 0.0, 30.5),  # jitter is added to the wait that the provider asked for
+        (POLICY, 2, 30, 0.5, 30.75),
+        *((POLICY, each, 60, 1.0, 60) for each in (2, 5)),
+        *((POLICY, 2, asked, 0.0, None) for asked in (60.001, 86_400, math.inf, math.nan)),  # more than the cap
+        *((POLICY, 3, asked, 0.5, 1.5) for asked in (0.0, -5.0, -math.inf)),  # no wait
+    ],
+)
+def test_a_retry_waits_for_the_backoff_or_for_as_long_as_the_provider_asked(
+    policy: RetryPolicy, next_attempt: int, asked: float | None, chance: float, seconds: float | None
+) -> None:
+    assert policy.wait_before(next_attempt, asked, always(chance)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -60,50 +73,6 @@ def test_a_round_of_failovers_is_followed_by_the_waits_that_the_failovers_leave_
     assert [policy.wait_before(end + 1, None, always(1.0), failovers=failovers) for end in ends] == waits
 
 
-def test_the_cap_bounds_every_wait() -> None:
-    patient = RetryPolicy(max_attempts=100_000, base_seconds=1, cap_seconds=60)
-
-    assert patient.wait_before(8, None, always(1.0)) == 60
-    assert patient.wait_before(100_000, None, always(1.0)) == 60
-
-
-def test_no_attempt_follows_the_last() -> None:
-    assert POLICY.wait_before(5, None, always(0.0)) is not None
-    assert POLICY.wait_before(6, None, always(0.0)) is None
-    assert RetryPolicy(1, 1, 60).wait_before(2, None, always(0.0)) is None
-
-
-def test_jitter_is_added_to_the_wait_that_the_provider_asked_for() -> None:
-    assert POLICY.wait_before(2, 30, always(0.0)) == 30.5
-    assert POLICY.wait_before(2, 30, always(0.5)) == 30.75
-    assert POLICY.wait_before(5, 60, always(1.0)) == 60
-
-
-@pytest.mark.parametrize("retry_after", [60.001, 86_400, math.inf, math.nan])
-def test_no_retry_follows_if_the_provider_asks_for_more_than_the_cap(retry_after: float) -> None:
-    assert POLICY.wait_before(2, retry_after, always(0.0)) is None
-
-
-@pytest.mark.parametrize("retry_after", [0.0, -5.0, -math.inf])
-def test_a_provider_that_asks_for_no_wait_changes_nothing(retry_after: float) -> None:
-    assert POLICY.wait_before(3, retry_after, always(0.5)) == 1.5
-
-
-@given(
-    next_attempt=st.integers(2, 2000),
-    retry_after=st.none() | st.floats(),
-    chance=st.floats(0, 1),
-    policy=st.builds(RetryPolicy, st.integers(1, 2000), st.floats(0.01, 600), st.floats(0.01, 3600)),
-)
-def test_a_wait_is_at_least_what_was_asked_and_at_most_the_cap(
-    next_attempt: int, retry_after: float | None, chance: float, policy: RetryPolicy
-) -> None:
-    seconds = policy.wait_before(next_attempt, retry_after, always(chance))
-
-    if seconds is not None:
-        assert max(0.0, retry_after or 0.0) <= seconds <= policy.cap_seconds
-
-
 @pytest.mark.parametrize(("redeliveries", "seconds"), [(0, 60), (1, 300), (2, 900), (3, 3600), (4, 3600), (99, 3600)])
 def test_redeliveries_follow_after_1_5_and_15_minutes_and_then_hourly(redeliveries: int, seconds: float) -> None:
     limits = RetryLimits(None, 86_400, redeliveries)
@@ -113,12 +82,32 @@ def test_redeliveries_follow_after_1_5_and_15_minutes_and_then_hourly(redeliveri
     assert waits == pytest.approx([0.8 * seconds, seconds, 1.2 * seconds])
 
 
-@given(st.integers(0, 10), st.none() | st.floats(), st.floats(-10, 1e6), st.floats(0, 1, exclude_max=True))
-def test_no_redelivery_begins_too_late_or_before_the_provider_asked_for_it(
-    redeliveries: int, retry_after: float | None, left: float, chance: float
+@pytest.mark.parametrize(
+    ("asked", "left", "waits"),
+    [
+        (None, 60.1, [48, 60, None]),  # no redelivery begins too late
+        (None, 48.0, [None, None, None]),
+        (None, -10.0, [None, None, None]),
+        (40.0, 600.0, [48, 60, 72]),
+        (300.0, 600.0, [300, 312, 324]),  # nor before the provider asked for it
+        (600.0, 600.0, [None, None, None]),
+        *((asked, 600.0, [48, 60, 72]) for asked in (math.nan, -math.inf, 0.0)),
+        (math.inf, 600.0, [None, None, None]),
+    ],
+)
+def test_a_redelivery_waits_as_long_as_the_provider_asked_and_begins_in_time(
+    asked: float | None, left: float, waits: list[float | None]
 ) -> None:
-    wait = RetryLimits(None, left, redeliveries).redelivery_wait(retry_after, always(chance))
+    limits = RetryLimits(None, left, 0)
 
-    assert wait is None or 0 < wait < left
-    if wait is not None and retry_after is not None and not math.isnan(retry_after):
-        assert wait >= retry_after
+    assert [limits.redelivery_wait(asked, always(chance)) for chance in (0.0, 0.5, 1.0)] == waits
+
+
+def test_waits_during_an_outage_double_up_to_the_cap_with_jitter_and_begin_again_after_a_reset() -> None:
+    backoff = Backoff(base_seconds=1, cap_seconds=5)
+
+    assert [backoff.next_wait(always(1.0)) for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert backoff.next_wait(always(0.5)) == 2.5
+    assert [backoff.reset(), backoff.reset()] == [True, False], "an outage ends once"
+    assert backoff.next_wait(always(1.0)) == 1
+    assert Backoff(base_seconds=0.5, cap_seconds=15, failures=10**6).next_wait(always(1.0)) == 15

@@ -1,3 +1,5 @@
+"""Which numbers and texts an SMS may have, what it costs, and which replies are STOP or START."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
@@ -6,8 +8,9 @@ from typing import Any
 import pytest
 
 from dispatcher import InvalidEmail, Sms
-from dispatcher.domain.sms import Alphabet, Segments, segments_of
-from dispatcher.domain.suppression import Recipient
+from dispatcher.domain.phone import sms_number
+from dispatcher.domain.sms import Alphabet, Segments, SmsRules, segments_of
+from dispatcher.domain.suppression import Recipient, Reply, reply_in
 
 NUMBER = "+4915112345678"
 
@@ -16,17 +19,19 @@ def sms(**changes: Any) -> Sms:
     return Sms(**{"message_key": "login-7", "to": NUMBER, "text": "Your code is 1234.", **changes})
 
 
-@pytest.mark.parametrize("written", ["+49 151 12345678", "+49-151-12345678", "+49 (151) 12345678", "+49 0151 12345678"])
-def test_a_number_is_kept_in_e164(written: str) -> None:
-    assert sms(to=written).to == (NUMBER,)
-
-
 @pytest.mark.parametrize(
-    ("former", "present"), [("+52 1 55 1234 5678", "+525512345678"), ("+229 97 12 34 56", "+2290197123456")]
+    ("written", "kept"),
+    [
+        *((written, NUMBER) for written in ("+49 151 12345678", "+49-151-12345678", "+49 (151) 12345678")),
+        ("+49 0151 12345678", NUMBER),
+        ("+52 1 55 1234 5678", "+525512345678"),  # former forms
+        ("+229 97 12 34 56", "+2290197123456"),
+    ],
 )
-def test_a_number_in_a_former_form_gets_the_present_form(former: str, present: str) -> None:
-    assert sms(to=former).to == sms(to=present).to == (present,)
-    assert Recipient.parse(former) == Recipient.parse(present)
+def test_a_number_is_kept_in_the_present_form_of_e164(written: str, kept: str) -> None:
+    assert sms(to=written).to == sms(to=kept).to == (kept,)
+    assert Recipient.parse(written) == Recipient.parse(kept)
+    assert Recipient.parse(written).masked == f"{kept[:3]}•••{kept[-2:]}", "as operators see it"
 
 
 @pytest.mark.parametrize(
@@ -62,19 +67,14 @@ def test_any_other_sender_is_refused(sender: str) -> None:
 @pytest.mark.parametrize(
     ("text", "segments"),
     [
-        ("a" * 160, (Alphabet.GSM_7, 1)),
-        ("a" * 161, (Alphabet.GSM_7, 2)),
-        ("a" * 306, (Alphabet.GSM_7, 2)),
-        ("a" * 307, (Alphabet.GSM_7, 3)),
+        *(("a" * count, (Alphabet.GSM_7, segments)) for count, segments in ((160, 1), (161, 2), (306, 2), (307, 3))),
         ("€" * 80, (Alphabet.GSM_7, 1)),
         ("a" + "€" * 80, (Alphabet.GSM_7, 2)),
         # 152 + 2 do not fit into 153 septets, so the sign of the euro begins the second segment.
         ("a" * 152 + "€" + "a" * 151, (Alphabet.GSM_7, 2)),
         ("a" * 152 + "€" + "a" * 152, (Alphabet.GSM_7, 3)),
-        ("я" * 70, (Alphabet.UCS_2, 1)),
-        ("я" * 71, (Alphabet.UCS_2, 2)),
-        ("🙂" * 35, (Alphabet.UCS_2, 1)),
-        ("🙂" * 36, (Alphabet.UCS_2, 2)),
+        *(("я" * count, (Alphabet.UCS_2, segments)) for count, segments in ((70, 1), (71, 2))),
+        *(("🙂" * count, (Alphabet.UCS_2, segments)) for count, segments in ((35, 1), (36, 2))),
         # 33 pairs fit into the 67 units of a segment; a pair is never split.
         ("🙂" * 67, (Alphabet.UCS_2, 3)),
     ],
@@ -124,5 +124,135 @@ def test_a_repeated_key_with_a_different_sms_is_a_conflict(change: dict[str, Any
     assert sms(**change).payload_hash() != sms().payload_hash()
 
 
-def test_a_number_is_masked_for_operators() -> None:
-    assert Recipient.parse("+49 151 12345678").masked == "+49•••78"
+COSTLY = {
+    "premium-rate": (
+        *("+449098790000", "+19002345678", "+499001234567", "+33899123456", "+37190012345", "+448712345678"),
+    ),
+    "shared-cost": ("+491801123456", "+41840123456"),
+    "personal": ("+447012345678", "+15002345678"),
+    "pager": ("+447640123456", "+4916412345"),
+    "universal access": ("+445512345678",),
+    "+979, which belongs to no country": ("+979123456789",),
+    "+881, which belongs to no country": ("+881612345678",),
+    "+870, which belongs to no country": ("+870773111632",),
+    "+883, which belongs to no country": ("+883510012345", "+88351000000000"),  # the second is not assigned
+}
+
+
+@pytest.mark.parametrize(("number", "kind"), [(number, kind) for kind, numbers in COSTLY.items() for number in numbers])
+def test_an_sms_to_a_number_that_costs_more_is_refused_without_repeating_the_number(number: str, kind: str) -> None:
+    with pytest.raises(InvalidEmail) as caught:
+        Sms(message_key="k", to=number, text="t")
+
+    assert caught.value.field == "to"
+    assert kind in caught.value.reason
+    assert number[1:] not in str(caught.value)
+    fault = SmsRules(countries=None).fault(number, "t")
+    assert (fault and fault.field) == "to", "all countries do not include such numbers"
+
+
+@pytest.mark.parametrize("number", ["+4980012345678", "+18005550199"])
+def test_a_toll_free_number_costs_no_more(number: str) -> None:
+    assert SmsRules().fault(number, "t") is None
+
+
+@pytest.mark.parametrize(
+    ("number", "country"),
+    [
+        *(("+4915112345678", "DE"), ("+491000000000", "DE")),  # the second is not assigned, but +49 is one country's
+        *(("+14155550100", "US"), ("+14165550100", "CA"), ("+18765551234", "JM"), ("+18095551234", "DO")),
+        *(("+12425551234", "BS"), ("+447400123456", "GB"), ("+447781123456", "GG"), ("+79161234567", "RU")),
+        *(("+77012345678", "KZ"), ("+447700900123", None)),  # the second is not assigned, and 4 countries share +44
+        ("+15551234567", None),  # not assigned, and 25 countries share +1
+    ],
+)
+def test_the_country_is_that_of_the_number_and_not_of_the_calling_code(number: str, country: str | None) -> None:
+    assert sms_number("to", number) == (number, country)
+    allowed = SmsRules(countries=frozenset({"DE", "US", "CA", "GB", "RU"})).fault(number, "t")
+    assert (allowed is None) == (country in {"DE", "US", "CA", "GB", "RU"})
+    assert SmsRules(countries=None).fault(number, "t") is None
+
+
+def test_a_refused_country_is_named_with_the_setting_and_the_remedy() -> None:
+    fault = SmsRules(countries=frozenset({"US"})).fault("+18765551234", "t")
+
+    assert str(fault) == (
+        "to: is a number of JM, which DISPATCHER_SMS_COUNTRIES (default: the default senders' countries) does not "
+        "allow; add JM on all hosts"
+    )
+
+
+@pytest.mark.parametrize("to", ["", "0151", "ann@example.org", "+0", "+49 151 12345678x12"])
+def test_a_row_with_a_text_that_is_no_number_is_refused(to: str) -> None:
+    fault = SmsRules().fault(to, "t")
+
+    assert fault is not None
+    assert fault.field == "to"
+
+
+US, UK = "+14155550100", "+447700900123"
+
+
+STOPS = (
+    *("STOP", "stopall", "Unsubscribe", "CANCEL", "end", "quit", "OPTOUT", "Opt-Out", "opt\xa0out", "revoke", "Stop."),
+    *(
+        "  stop!!! ",
+        '"STOP"',
+        "\uff33\uff34\uff2f\uff30",
+        "STOP 🛑",
+        "🙏 stop please",
+        "Please STOP",
+        "STOP, thank you",
+    ),
+    *("stop all messages", "please stop texting me", "STOP 36180", "STOP STOP STOP", "opt out", "Stop! Who is this?"),
+    *("STOP\n-- \nSent from my phone", "STOP. I never signed up for this."),
+)
+STOPS_OF_COUNTRIES = {
+    "+33612345678": ("Arrêt", "ARRE\u0302T svp", "Arrêter, s'il vous plaît"),
+    US: ("ARRET", "parar"),
+    "+34612345678": ("BAJA por favor",),
+    "+5215512345678": ("Parar",),
+    "+5491123456789": ("baja",),
+    "+4915112345678": ("Stopp bitte!",),
+    "+46701234567": ("stopp tack",),
+    "+4791234567": ("Stopp",),
+    "+4520123456": ("afmeld",),
+    "+5511987654321": ("SAIR",),
+    "+351912345678": ("pare",),
+    "+393201234567": ("disiscrivi",),
+    "+31612345678": ("afmelden aub",),
+    "+32470123456": ("arrêt",),
+    "+48512345678": ("Rezygnuję",),
+    "+79161234567": ("СТОП",),
+    "+8613912345678": ("TD",),
+    "+972501234567": ("הסר",),
+}
+OTHERS = (
+    *(
+        "",
+        "🛑",
+        "don't stop",
+        "please don\u2019t stop",
+        "please do not stop",
+        "please stop by at 5",
+        "Stop at the shop",
+    ),
+    *("cancel my appointment", "the end of the day", "I want this to stop being so late", "thank you", "nonstop"),
+    *("Arrêt", "HELP", "Yes. See you at 5", "Yes please", "Start. At which time do we meet?", "start stop"),
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "reply"),
+    [
+        *((UK, text, Reply.STOP) for text in STOPS),
+        *((number, text, Reply.STOP) for number, texts in STOPS_OF_COUNTRIES.items() for text in texts),
+        *((UK, text, Reply.START) for text in ("START", "Start, please!", "unstop", "opt in", "Yes.")),
+        ("+5215512345678", "Alta", Reply.START),
+        *((UK, text, None) for text in OTHERS),
+    ],
+)
+def test_a_reply_is_stop_or_start_by_the_words_of_its_numbers_country_or_neither(
+    number: str, text: str, reply: Reply | None
+) -> None:
+    assert reply_in(text, number) is reply

@@ -62,9 +62,7 @@ def test_other_values_have_no_hash_and_may_have_no_equality() -> None:
     assert Tally(1) == Tally(1)
     with pytest.raises(TypeError):
         hash(Tally(1))
-    assert Node("a") != Node("a")
     assert len({Node("a"), Node("a")}) == 2
-    assert Nothing() == Nothing()
     assert len({Nothing(), Nothing()}) == 1
 
 

@@ -5,159 +5,179 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.domain.alert import Kind
+from dispatcher.domain.alert import Alert, Kind, Phase, next_phase
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.monitor.alert_words import summary
 from tests.broker.proxy import Proxy
 from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, Depth, Host, RecordingChannel, accepts, host
+from tests.store.books import Books
 from tests.store.pausing import pause, resume
 from tests.waiting import until, until_answer
 
 RAISED = "dead_letters raised"
 RESOLVED = "dead_letters resolved"
-ALERT_AFTER_SECONDS = 0.1
+SOON: dict[str, Any] = {"after_seconds": 0.1}
 STORE_SECONDS = 3.0
 """How long a check waits for an unresponsive PostgreSQL. Even a busy PostgreSQL answers sooner."""
 
 
-@contextmanager
-def tables(database_url: str) -> Iterator[psycopg.Connection]:
-    """Opens a connection to the tables during the block."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        yield connection
+@pytest.mark.parametrize(
+    ("is_firing", "notice_age_seconds", "phase"),
+    [
+        (False, None, None),
+        (True, None, Phase.RAISED),
+        *((True, seconds, None) for seconds in (0.0, 59.9)),
+        (True, 60.0, Phase.REMINDED),
+        *((False, seconds, Phase.RESOLVED) for seconds in (0.0, 600.0)),
+    ],
+)
+def test_the_phase_of_the_next_notice(is_firing: bool, notice_age_seconds: float | None, phase: Phase | None) -> None:
+    assert next_phase(is_firing=is_firing, notice_age_seconds=notice_age_seconds, reminder_seconds=60) is phase
 
 
-async def announced_in_table(database_url: str, count: int) -> None:
+@dataclass(frozen=True)
+class Watch:
+    """A monitor, its channel, and the depth of the DLQ that the monitor finds."""
+
+    host: Host
+    channel: RecordingChannel
+    depth: Depth
+
+    async def check(self, *phases: str, messages: int | None = 0) -> list[Alert]:
+        """Checks once while the DLQ has this depth. Then the channel has accepted exactly these notices; returns their
+        alerts."""
+        self.depth.messages = messages
+        await self.host.check()
+        await accepts(self.channel, *phases)
+        return [notice.alert for notice in self.channel.accepted]
+
+    async def until_announced(self) -> Alert:
+        """Checks until an alert is announced; returns it."""
+
+        async def is_announced() -> bool:
+            await self.host.check()
+            return bool(self.channel.accepted)
+
+        await until_answer(is_announced)
+        return self.channel.accepted[0].alert
+
+    async def until_reconnected(self) -> None:
+        """Checks until the host has reached PostgreSQL. It then stores the notices that it sent during an outage."""
+
+        async def is_reconnected() -> bool:
+            await self.host.check()
+            return not self.host.state.is_alone
+
+        await until_answer(is_reconnected)
+
+
+@asynccontextmanager
+async def watching(database_url: str, channel: RecordingChannel | None = None, **options: Any) -> AsyncIterator[Watch]:
+    """Runs a monitor during the block. The end of the block has the effect of SIGKILL."""
+    channel, depth = channel or RecordingChannel(), Depth(0)
+    async with host(database_url, depth, channel, **options) as one:
+        yield Watch(one, channel, depth)
+
+
+async def announced_in_table(books: Books, count: int) -> None:
     """Waits until the table contains this number of announced alerts."""
-    with tables(database_url) as connection:
-        await until(lambda: connection.execute("select count(*) from alert_told").fetchone() == (count,))
+    await until(lambda: books.count("alert_told") == count)
 
 
-def insert_failed(database_url: str, correlation_id: str | None, *, age: timedelta, due: bool = False) -> UUID:
+def insert_failed(books: Books, correlation_id: str | None, *, age: timedelta, due: bool = False) -> UUID:
     """Inserts an email that failed `age` ago."""
     at = datetime.now(UTC) - age
     email_id = UUID(int=lowest_id_at(at).int + secrets.randbits(60))
-    with tables(database_url) as connection:
-        connection.execute(
-            "insert into email_log (email_id, tenant_id, message_key, status, correlation_id, created_at, "
-            "dead_letter_due_at) values (%s, 't', %s, 'failed', %s, %s, %s)",
-            (email_id, uuid4().hex, correlation_id, at, at if due else None),
-        )
+    books.connection.execute(
+        "insert into email_log (email_id, tenant_id, message_key, status, correlation_id, created_at, "
+        "dead_letter_due_at) values (%s, 't', %s, 'failed', %s, %s, %s)",
+        (email_id, uuid4().hex, correlation_id, at, at if due else None),
+    )
     return email_id
 
 
-async def is_reconnected(*hosts: Host) -> bool:
-    """Checks on each host; returns whether all hosts reached PostgreSQL. Each host then stores the notices that it sent
-    during the outage."""
-    for each in hosts:
-        await each.check()
-    return not any(each.state.is_alone for each in hosts)
+@pytest.fixture
+def due(books: Books) -> UUID:
+    """An email whose message is published and that no worker has leased."""
+    email_id = uuid4()
+    insert = "insert into email_log (email_id, tenant_id, message_key) values (%s, 't', %s)"
+    books.connection.execute(insert, [email_id, uuid4().hex])
+    return email_id
 
 
-async def test_an_empty_queue_raises_no_alert(tables_url: str) -> None:
-    channel = RecordingChannel()
-    async with host(tables_url, Depth(0), channel) as one:
+def insert_provider_state(books: Books, state: str, reason: str, until_at: str | None = None) -> None:
+    books.connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at) values ('smtp', 'a:w0', %s, %s, %s)",
+        [state, reason, until_at],
+    )
+
+
+async def test_an_alert_is_raised_once_and_resolved_once(tables_url: str, books: Books) -> None:
+    async with watching(tables_url) as one:
         await one.check()
-        await one.check()
+        await one.check(RAISED, messages=2)
+        await announced_in_table(books, 1)
+        await one.check(RAISED, messages=5)
+        await one.check(RAISED, RESOLVED, messages=0)
+        await announced_in_table(books, 0)
+        alerts = await one.check(RAISED, RESOLVED, RAISED, messages=1)
 
-    assert channel.accepted == []
-
-
-async def test_an_alert_is_raised_once_and_resolved_once(tables_url: str) -> None:
-    channel, depth = RecordingChannel(), Depth(2)
-    async with host(tables_url, depth, channel) as one:
-        await one.check()
-        await accepts(channel, RAISED)
-        await announced_in_table(tables_url, 1)
-        depth.messages = 5
-        await one.check()
-        depth.messages = 0
-        await one.check()
-        await accepts(channel, RAISED, RESOLVED)
-        await announced_in_table(tables_url, 0)
-        depth.messages = 1
-        await one.check()
-
-        await accepts(channel, RAISED, RESOLVED, RAISED)
-
-    assert [notice.alert.count for notice in channel.accepted] == [2, 0, 1]
-    assert len({notice.notice_id for notice in channel.accepted}) == 3
+    assert [alert.count for alert in alerts] == [2, 0, 1]
+    assert len({notice.notice_id for notice in one.channel.accepted}) == 3
 
 
 async def test_a_reminder_is_sent_after_the_reminder_interval(tables_url: str) -> None:
-    channel = RecordingChannel()
-    async with host(tables_url, Depth(2), channel, reminder_seconds=0) as one:
-        await one.check()
-        await accepts(channel, RAISED)
-        await one.check()
-        await accepts(channel, RAISED, "dead_letters reminded")
+    async with watching(tables_url, reminder_seconds=0) as one:
+        await one.check(RAISED, messages=2)
+        first, second = await one.check(RAISED, "dead_letters reminded", messages=2)
 
-    assert channel.accepted[0].alert.raised_at == channel.accepted[1].alert.raised_at
+    assert first.raised_at == second.raised_at
 
 
-async def test_a_restarted_monitor_repeats_no_notice(tables_url: str) -> None:
-    channel, depth = RecordingChannel(), Depth(2)
-    async with host(tables_url, depth, channel) as one:
-        await one.check()
-        await accepts(channel, RAISED)
-        await announced_in_table(tables_url, 1)
+async def test_a_restarted_monitor_repeats_no_notice(tables_url: str, books: Books) -> None:
+    async with watching(tables_url) as one:
+        await one.check(RAISED, messages=2)
+        await announced_in_table(books, 1)
+    async with watching(tables_url, one.channel) as again:
+        await again.check(RAISED, messages=2)
+        first, second = await again.check(RAISED, RESOLVED, messages=0)
 
-    async with host(tables_url, depth, channel) as again:
-        await again.check()
-        depth.messages = 0
-        await again.check()
-        await accepts(channel, RAISED, RESOLVED)
-
-    assert channel.accepted[1].alert.raised_at == channel.accepted[0].alert.raised_at
+    assert first.raised_at == second.raised_at
 
 
-async def test_ten_hosts_send_one_alert_and_another_takes_over_from_a_dead_one(tables_url: str) -> None:
-    channels, depth = [RecordingChannel() for _ in range(10)], Depth(2)
-    async with host(tables_url, depth, channels[0], name="a") as first:
-        await first.check()
-        await accepts(channels[0], RAISED)
-        await announced_in_table(tables_url, 1)
+async def test_one_of_several_hosts_alerts_and_another_takes_over_from_a_dead_one(
+    tables_url: str, books: Books
+) -> None:
+    async with watching(tables_url, name="a") as first:
+        await first.check(RAISED, messages=2)
+        await announced_in_table(books, 1)
         # Host b sends nothing: it is not the alerting host, or it finds the notice of host a in the database.
-        async with host(tables_url, depth, channels[1], name="b") as second:
-            await second.check()
-            assert channels[1].accepted == []
-    depth.messages = 0
+        async with watching(tables_url, name="b") as second:
+            await second.check(messages=2)
+    async with watching(tables_url, name="c") as third:
+        await third.until_announced()
 
-    async with host(tables_url, depth, channels[2], name="c") as third:
-
-        async def is_resolved() -> bool:
-            await third.check()
-            return bool(channels[2].accepted)
-
-        await until_answer(is_resolved)
-
-    assert [notice for channel in channels for notice in channel.phases] == [RAISED, RESOLVED]
+    assert third.channel.phases == [RESOLVED]
 
 
-async def test_another_host_alerts_at_once_after_an_orderly_stop(tables_url: str) -> None:
-    channels = RecordingChannel(), RecordingChannel()
-    async with (
-        host(tables_url, Depth(1), channels[0], name="a") as first,
-        host(tables_url, Depth(1), channels[1], name="b") as b,
-    ):
-        await first.check()
-        await accepts(channels[0], RAISED)
-        await announced_in_table(tables_url, 1)
-        await first.store.leave()
-        await b.check()
+async def test_another_host_alerts_at_once_after_an_orderly_stop(tables_url: str, books: Books) -> None:
+    async with watching(tables_url, name="a") as first, watching(tables_url, name="b") as second:
+        await first.check(RAISED, messages=1)
+        await announced_in_table(books, 1)
+        await first.host.store.leave()
+        await second.check(messages=1)
 
-        assert b.checks.alerts
-    assert channels[1].accepted == []
+        assert second.host.checks.alerts
 
 
 async def test_a_failing_channel_is_retried_and_delays_no_other(tables_url: str) -> None:
@@ -183,246 +203,172 @@ async def test_a_channel_that_sent_no_raise_sends_no_resolution(tables_url: str)
         refusing.failures = 0
         await one.check()
 
-    assert [phase for phase in refusing.phases if phase == RESOLVED] == []
+    assert RESOLVED not in refusing.phases
 
 
 async def test_a_failed_probe_raises_its_own_alert_and_resolves_none(tables_url: str) -> None:
-    channel, depth = RecordingChannel(), Depth(2)
-    async with host(tables_url, depth, channel) as one:
-        await one.check()
-        await accepts(channel, RAISED)
-        depth.messages = None
-        await one.check()
-        await accepts(channel, RAISED, "probe_failed raised")
-        depth.messages = 2
-        await one.check()
-        await accepts(channel, RAISED, "probe_failed raised", "probe_failed resolved")
+    async with watching(tables_url) as one:
+        await one.check(RAISED, messages=2)
+        _, failed = await one.check(RAISED, "probe_failed raised", messages=None)
+        await one.check(RAISED, "probe_failed raised", "probe_failed resolved", messages=2)
 
-    failed = channel.accepted[1].alert
-    assert failed.reason == "RabbitMQ's management API answers 503 to <address>"
-    assert failed.count is None
+    assert (failed.reason, failed.count) == ("RabbitMQ's management API answers 503 to <address>", None)
 
 
-async def test_the_oldest_emails_are_named(tables_url: str) -> None:
-    channel = RecordingChannel()
+async def test_the_oldest_emails_are_named_without_addresses(tables_url: str, books: Books) -> None:
+    insert_failed(books, "ann@example.org", age=timedelta(hours=21))
     for number in range(12):
-        insert_failed(tables_url, f"order-{number}", age=timedelta(hours=20 - number))
+        insert_failed(books, f"order-{number}", age=timedelta(hours=20 - number))
 
-    async with host(tables_url, Depth(12), channel) as one:
-        await one.check()
-        await accepts(channel, RAISED)
+    async with watching(tables_url) as one:
+        (alert,) = await one.check(RAISED, messages=13)
 
-    alert = channel.accepted[0].alert
-    assert alert.oldest_age_seconds == pytest.approx(20 * 3600, abs=60)
-    assert alert.correlation_ids == tuple(f"order-{number}" for number in range(10))
+    assert alert.oldest_age_seconds == pytest.approx(21 * 3600, abs=60)
+    assert alert.correlation_ids == ("<address>", *(f"order-{number}" for number in range(9)))
 
 
 async def test_undecided_emails_about_to_lose_their_content_raise_an_alert_until_decided(
-    tables_url: str,
+    tables_url: str, books: Books
 ) -> None:
-    channel = RecordingChannel()
-    email_id = insert_failed(tables_url, "order-17", age=timedelta(days=UNDECIDED_DAYS - 6))
-    insert_failed(tables_url, None, age=timedelta(days=UNDECIDED_DAYS - 8))
-    with tables(tables_url) as connection:
-        connection.execute(
-            "insert into email_content (email_id, sender, recipients, subject) "
-            "select email_id, 'shop@example.com', '{}', 'Hello' from email_log"
-        )
-    async with host(tables_url, Depth(0), channel) as one:
-        await one.check()
-        await accepts(channel, "undecided_expiring raised")
-        with tables(tables_url) as connection:
-            connection.execute("update email_log set status = 'sent' where email_id = %s", [email_id])
-        await one.check()
-        await accepts(channel, "undecided_expiring raised", "undecided_expiring resolved")
+    email_id = insert_failed(books, "order-17", age=timedelta(days=UNDECIDED_DAYS - 6))
+    insert_failed(books, None, age=timedelta(days=UNDECIDED_DAYS - 8))
+    books.connection.execute(
+        "insert into email_content (email_id, sender, recipients, subject) "
+        "select email_id, 'shop@example.com', '{}', 'Hello' from email_log"
+    )
+    async with watching(tables_url) as one:
+        (alert,) = await one.check("undecided_expiring raised")
+        books.connection.execute("update email_log set status = 'sent' where email_id = %s", [email_id])
+        await one.check("undecided_expiring raised", "undecided_expiring resolved")
 
-    assert channel.accepted[0].alert.count == 1
-    assert channel.accepted[0].alert.correlation_ids == ()
+    assert (alert.count, alert.correlation_ids) == (1, ())
 
 
-def enqueue_due(database_url: str) -> None:
-    """Enqueues an email whose message is published and that no worker has leased."""
-    with tables(database_url) as connection:
-        connection.execute(
-            "insert into email_log (email_id, tenant_id, message_key) values (gen_random_uuid(), 't', %s)",
-            [uuid4().hex],
-        )
+async def test_nothing_sent_is_raised_with_its_reason_until_an_email_is_sent(
+    tables_url: str, books: Books, due: UUID
+) -> None:
+    async with watching(tables_url, **SOON) as one:
+        alert = await one.until_announced()
+        books.connection.execute("update email_log set status = 'sent'")
+        await one.check("nothing_sent raised", "nothing_sent resolved")
 
-
-async def check_until_announced(one: Host, channel: RecordingChannel) -> None:
-    """Checks until an alert is announced."""
-
-    async def is_announced() -> bool:
-        await one.check()
-        return bool(channel.accepted)
-
-    await until_answer(is_announced)
-
-
-async def test_nothing_sent_is_raised_with_its_reason_until_an_email_is_sent(tables_url: str) -> None:
-    channel = RecordingChannel()
-    enqueue_due(tables_url)
-    async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
-        await check_until_announced(one, channel)
-        with tables(tables_url) as connection:
-            connection.execute("update email_log set status = 'sent'")
-        await one.check()
-        await accepts(channel, "nothing_sent raised", "nothing_sent resolved")
-
-    alert = channel.accepted[0].alert
     assert (alert.component, alert.count, alert.correlation_ids) == ("dispatcher", 1, ())
-    assert summary(channel.accepted[0]) == (
+    assert summary(one.channel.accepted[0]) == (
         "1 email is due, but none is sent: No worker runs on any host: start `dispatcher run`"
     )
 
 
 @pytest.mark.parametrize(("scope", "name"), [("all", ""), ("lane", "normal"), ("tenant", "t"), ("provider", "smtp")])
 async def test_what_an_operator_paused_raises_no_alert_and_does_after_the_end(
-    tables_url: str, scope: str, name: str
+    tables_url: str, books: Books, due: UUID, scope: str, name: str
 ) -> None:
-    channel = RecordingChannel()
-    enqueue_due(tables_url)
-    with tables(tables_url) as connection:
-        connection.execute(
-            "insert into provider_state (provider, slot, state, reason, until_at) "
-            "values ('smtp', 'a:w0', 'half_open', 'connection_failed', null)"
-        )
-        connection.execute("delete from provider_state where %s <> 'provider'", [scope])
-        pause(connection, scope, name)
-        async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
-            give_up_at = time.monotonic() + 5 * ALERT_AFTER_SECONDS
-            while time.monotonic() < give_up_at:
-                await one.check()
-            assert channel.accepted == []
-            resume(connection)
-            await check_until_announced(one, channel)
-
-    assert set(channel.phases) <= {"nothing_sent raised", "provider_unusable raised"}
-
-
-async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_url: str) -> None:
-    channel = RecordingChannel()
-    with tables(tables_url) as connection:
-        pause(connection, "tenant", "acme")
-        pause(connection, "lane", "bulk", seconds=7200)
-        async with host(tables_url, Depth(0), channel, reminder_seconds=3600) as one:
+    if scope == "provider":
+        insert_provider_state(books, "half_open", "connection_failed")
+    pause(books.connection, scope, name)
+    async with watching(tables_url, **SOON) as one:
+        give_up_at = time.monotonic() + 3 * SOON["after_seconds"]
+        while time.monotonic() < give_up_at:
             await one.check()
-            assert one.checks.alerts[Kind.PAUSED].is_firing is False
-            connection.execute("update pause set began_at = began_at - interval '61 minutes'")
-            await one.check()
-            await accepts(channel, "paused raised")
-            resume(connection)
-            await one.check()
-            await accepts(channel, "paused raised", "paused resolved")
+        resume(books.connection)
+        await one.until_announced()
 
-    assert summary(channel.accepted[0]) == (
+    assert set(one.channel.phases) <= {"nothing_sent raised", "provider_unusable raised"}
+
+
+async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_url: str, books: Books) -> None:
+    pause(books.connection, "tenant", "acme")
+    pause(books.connection, "lane", "bulk", seconds=7200)
+    async with watching(tables_url, reminder_seconds=3600) as one:
+        await one.check()
+        assert one.host.checks.alerts[Kind.PAUSED].is_firing is False
+        books.connection.execute("update pause set began_at = began_at - interval '61 minutes'")
+        await one.check("paused raised")
+        resume(books.connection)
+        await one.check("paused raised", "paused resolved")
+
+    assert summary(one.channel.accepted[0]) == (
         "a pause without an end time is still in force: Tenant acme is paused by ann: maintenance"
     )
 
 
-async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(tables_url: str) -> None:
-    channel = RecordingChannel()
-    enqueue_due(tables_url)
-    with tables(tables_url) as connection:
-        (email_id,) = connection.execute("select email_id from email_log").fetchone() or ()
-        async with host(tables_url, Depth(0), channel) as one:
-            await one.check()
-            assert one.checks.alerts[Kind.IMPOSSIBLE_EVENTS].is_firing is False
-            connection.execute(
-                "insert into email_event (email_id, event_key, provider, kind, doubt, happened_at) "
-                "select email_id, number::text::bytea, reporter, 'delivered', 'impossible', now() from email_log, "
-                "(values (1, 'sendgrid'), (2, 'sendgrid'), (3, 'ses')) as reported (number, reporter)"
-            )
-            await one.check()
-            await accepts(channel, "impossible_events raised")
-            connection.execute("update email_event set received_at = received_at - interval '25 hours'")
-            await one.check()
-            await accepts(channel, "impossible_events raised", "impossible_events resolved")
+async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(
+    tables_url: str, books: Books, due: UUID
+) -> None:
+    async with watching(tables_url) as one:
+        await one.check()
+        assert one.host.checks.alerts[Kind.IMPOSSIBLE_EVENTS].is_firing is False
+        books.connection.execute(
+            "insert into email_event (email_id, event_key, provider, kind, doubt, happened_at) "
+            "select email_id, number::text::bytea, reporter, 'delivered', 'impossible', now() from email_log, "
+            "(values (1, 'sendgrid'), (2, 'sendgrid'), (3, 'ses')) as reported (number, reporter)"
+        )
+        await one.check("impossible_events raised")
+        books.connection.execute("update email_event set received_at = received_at - interval '25 hours'")
+        await one.check("impossible_events raised", "impossible_events resolved")
 
-    assert summary(channel.accepted[0]) == (
+    assert summary(one.channel.accepted[0]) == (
         "events arrive about emails that no worker sent: "
-        f"2 events of sendgrid in the last day, such as about email {email_id}; "
-        f"1 event of ses in the last day, such as about email {email_id}"
+        f"2 events of sendgrid in the last day, such as about email {due}; "
+        f"1 event of ses in the last day, such as about email {due}"
     )
 
 
-async def test_emails_sent_at_intervals_raise_no_alert(tables_url: str) -> None:
-    channel = RecordingChannel()
-    enqueue_due(tables_url)
-    async with host(tables_url, Depth(0), channel, after_seconds=0.5) as one:
+async def test_emails_sent_at_intervals_raise_no_alert(tables_url: str, books: Books, due: UUID) -> None:
+    async with watching(tables_url, after_seconds=0.5) as one:
         give_up_at = time.monotonic() + 1.5
         while time.monotonic() < give_up_at:
             await one.check()
-            with tables(tables_url) as connection:
-                connection.execute(
-                    "insert into email_hourly values (date_trunc('hour', now(), 'UTC'), 'smtp', 'accepted', 'w0', 1) "
-                    "on conflict (hour, provider, outcome, slot) do update "
-                    "set email_count = email_hourly.email_count + 1"
-                )
-
-    assert channel.accepted == []
+            books.connection.execute(
+                "insert into email_hourly values (date_trunc('hour', now(), 'UTC'), 'smtp', 'accepted', 'w0', 1) "
+                "on conflict (hour, provider, outcome, slot) do update set email_count = email_hourly.email_count + 1"
+            )
 
 
-async def test_a_short_state_raises_no_alert_and_a_new_monitor_resolves_none(tables_url: str) -> None:
-    channel = RecordingChannel()
-    enqueue_due(tables_url)
-    async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
-        await check_until_announced(one, channel)
-        await announced_in_table(tables_url, 1)
-    async with host(tables_url, Depth(0), channel, after_seconds=3600) as again:
-        await again.check()
-        await again.check()
+async def test_a_short_state_raises_no_alert_and_a_new_monitor_resolves_none(
+    tables_url: str, books: Books, due: UUID
+) -> None:
+    async with watching(tables_url, **SOON) as one:
+        await one.until_announced()
+        await announced_in_table(books, 1)
+    async with watching(tables_url, one.channel, after_seconds=3600) as again:
+        await again.check("nothing_sent raised")
+        await again.check("nothing_sent raised")
 
-        assert Kind.NOTHING_SENT not in again.checks.alerts
-    assert channel.phases == ["nothing_sent raised"]
+        assert Kind.NOTHING_SENT not in again.host.checks.alerts
 
 
-async def test_an_unusable_provider_raises_an_alert_until_it_is_usable(tables_url: str) -> None:
-    channel = RecordingChannel()
-    with tables(tables_url) as connection:
-        connection.execute(
-            "insert into provider_state (provider, slot, state, reason, until_at) "
-            "values ('smtp', 'a:w0', 'open', 'SMTP refuses our credentials.', now() + interval '1 min')"
-        )
-        async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
-            await check_until_announced(one, channel)
-            connection.execute("update provider_state set state = 'closed'")
-            await one.check()
-            await accepts(channel, "provider_unusable raised", "provider_unusable resolved")
+async def test_an_unusable_provider_raises_an_alert_until_it_is_usable(tables_url: str, books: Books) -> None:
+    insert_provider_state(books, "open", "SMTP refuses our credentials.", str(datetime.now(UTC) + timedelta(minutes=1)))
+    async with watching(tables_url, **SOON) as one:
+        alert = await one.until_announced()
+        books.connection.execute("update provider_state set state = 'closed'")
+        await one.check("provider_unusable raised", "provider_unusable resolved")
 
-    assert channel.accepted[0].alert.reason == (
+    assert alert.component == "provider"
+    assert alert.reason == (
         "smtp refuses all emails: SMTP refuses our credentials. To try it at once: `dispatcher resume provider smtp`."
     )
-    assert channel.accepted[0].alert.component == "provider"
 
 
-async def test_a_vanished_host_raises_an_alert_and_an_orderly_stop_does_not(
-    tables_url: str,
-) -> None:
-    channel = RecordingChannel()
-    async with (
-        host(tables_url, Depth(0), RecordingChannel(), name="orderly") as orderly,
-        host(tables_url, Depth(0), RecordingChannel(), name="lost") as lost,
-    ):
+async def test_a_vanished_host_raises_an_alert_and_an_orderly_stop_does_not(tables_url: str) -> None:
+    async with watching(tables_url, name="orderly") as orderly, watching(tables_url, name="lost") as lost:
         await orderly.check()
         await lost.check()
-        await orderly.store.leave()
-    async with host(
-        tables_url, Depth(0), channel, name="watching", after_seconds=ALERT_AFTER_SECONDS, interval_seconds=0.01
-    ) as one:
-        await check_until_announced(one, channel)
-        async with host(tables_url, Depth(0), RecordingChannel(), name="lost") as back:
+        await orderly.host.store.leave()
+    async with watching(tables_url, name="watching", interval_seconds=0.01, **SOON) as one:
+        alert = await one.until_announced()
+        async with watching(tables_url, name="lost") as back:
             await back.check()
-            await one.check()
-            await accepts(channel, "host_vanished raised", "host_vanished resolved")
+            await one.check("host_vanished raised", "host_vanished resolved")
 
-    reason = channel.accepted[0].alert.reason or ""
-    assert reason.startswith("lost last reported at ")
-    assert "orderly" not in reason
-    assert "watching" not in reason
+    assert (alert.reason or "").startswith("lost last reported at ")
+    assert not [name for name in ("orderly", "watching") if name in (alert.reason or "")]
 
 
 async def test_a_name_that_two_hosts_share_for_a_while_is_logged_once(tables_url: str) -> None:
+    def shared_names(logs: list[MutableMapping[str, Any]]) -> list[str]:
+        return [entry["host"] for entry in logs if entry["event"] == "host.name_shared"]
+
     with capture_logs() as logs:
         async with (
             host(tables_url, Depth(0), name="alerting", after_seconds=0.2, interval_seconds=0.01) as alerting,
@@ -444,73 +390,54 @@ async def test_a_name_that_two_hosts_share_for_a_while_is_logged_once(tables_url
     assert shared_names(logs) == ["twin"]
 
 
-def shared_names(logs: list[MutableMapping[str, Any]]) -> list[str]:
-    """The hosts of the events `host.name_shared`."""
-    return [entry["host"] for entry in logs if entry["event"] == "host.name_shared"]
+async def test_dead_letters_that_do_not_reach_the_queue_raise_an_alert(tables_url: str, books: Books) -> None:
+    insert_failed(books, "order-1", age=timedelta(minutes=5), due=True)
+
+    async with watching(tables_url) as one:
+        (alert,) = await one.check("dead_letters_unpublished raised")
+
+    assert alert.oldest_age_seconds == pytest.approx(300, abs=60)
 
 
-async def test_addresses_in_correlation_ids_are_removed(tables_url: str) -> None:
-    channel = RecordingChannel()
-    insert_failed(tables_url, "ann@example.org", age=timedelta(hours=1))
-
-    async with host(tables_url, Depth(1), channel) as one:
-        await one.check()
-        await accepts(channel, RAISED)
-
-    assert channel.accepted[0].alert.correlation_ids == ("<address>",)
-
-
-async def test_dead_letters_that_do_not_reach_the_queue_raise_an_alert(tables_url: str) -> None:
-    channel = RecordingChannel()
-    insert_failed(tables_url, "order-1", age=timedelta(minutes=5), due=True)
-
-    async with host(tables_url, Depth(0), channel) as one:
-        await one.check()
-        await accepts(channel, "dead_letters_unpublished raised")
-
-    assert channel.accepted[0].alert.oldest_age_seconds == pytest.approx(300, abs=60)
-
-
-async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_later(tables_url: str) -> None:
-    channels, depth = (RecordingChannel(), RecordingChannel()), Depth(0)
+async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_later(
+    tables_url: str, books: Books
+) -> None:
     async with (
         Proxy(tables_url) as proxy,
-        host(proxy.url, depth, channels[0], name="a", store_seconds=STORE_SECONDS) as first,
-        host(proxy.url, depth, channels[1], name="b", store_seconds=STORE_SECONDS) as b,
+        watching(proxy.url, name="a", store_seconds=STORE_SECONDS) as first,
+        watching(proxy.url, name="b", store_seconds=STORE_SECONDS) as second,
     ):
-        for one in (first, b):
+        both = (first, second)
+        for one in both:
             await one.check()
         proxy.freeze()
-        depth.messages = 3
-        for _ in range(2):
-            await asyncio.gather(first.check(), b.check())
-            for channel in channels:
-                await accepts(channel, RAISED)
-        assert all(channel.accepted[0].alert.is_alone for channel in channels)
+        await asyncio.gather(*(one.check(RAISED, messages=3) for one in both))
+        alerts = await asyncio.gather(*(one.check(RAISED, messages=3) for one in both))
+        assert all(alert.is_alone for (alert,) in alerts)
         proxy.thaw()
-        await until_answer(lambda: is_reconnected(first, b))
-        await announced_in_table(tables_url, 1)
-        depth.messages = 0
-        await first.check()
-        await b.check()
-        await announced_in_table(tables_url, 0)
+        for one in both:
+            await one.until_reconnected()
+        await announced_in_table(books, 1)
+        for one in both:
+            one.depth.messages = 0
+            await one.host.check()
+        await announced_in_table(books, 0)
 
-    assert sorted(phase for channel in channels for phase in channel.phases) == [RAISED, RAISED, RESOLVED]
+    assert sorted(phase for one in both for phase in one.channel.phases) == [RAISED, RAISED, RESOLVED]
 
 
-async def test_an_alert_that_ends_while_postgresql_is_unreachable_is_resolved_later(tables_url: str) -> None:
-    channel, depth = RecordingChannel(), Depth(1)
-    async with Proxy(tables_url) as proxy, host(proxy.url, depth, channel, store_seconds=STORE_SECONDS) as one:
-        await one.check()
-        await accepts(channel, RAISED)
-        await until_answer(lambda: is_reconnected(one))
-        await announced_in_table(tables_url, 1)
+async def test_an_alert_that_ends_while_postgresql_is_unreachable_is_resolved_later(
+    tables_url: str, books: Books
+) -> None:
+    async with Proxy(tables_url) as proxy, watching(proxy.url, store_seconds=STORE_SECONDS) as one:
+        await one.check(RAISED, messages=1)
+        await one.until_reconnected()
+        await announced_in_table(books, 1)
         proxy.freeze()
-        depth.messages = 0
-        await one.check()
-        await accepts(channel, RAISED, RESOLVED)
+        (alert, _) = await one.check(RAISED, RESOLVED, messages=0)
         proxy.thaw()
-        await until_answer(lambda: is_reconnected(one))
-        await announced_in_table(tables_url, 0)
-    assert channel.phases == [RAISED, RESOLVED]
-    assert channel.accepted[0].alert.queue == DLQ
+        await one.until_reconnected()
+        await announced_in_table(books, 0)
+
+    assert one.channel.phases == [RAISED, RESOLVED]
+    assert alert.queue == DLQ

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,10 +59,6 @@ async def reasons(
     return {name: reason for name, reason in found.items() if reason is not None}
 
 
-async def test_a_host_with_healthy_servers_is_ready(tmp_path: Path) -> None:
-    assert await reasons(tmp_path) == {}
-
-
 async def test_no_host_is_ready_before_the_servers_have_answered(tmp_path: Path) -> None:
     health = Health(SETTINGS, Poll(answer(COUNTS)), Poll(answer(QUEUES)), ProcessCollector(tmp_path), list, list)  # type: ignore[arg-type]
 
@@ -91,34 +88,35 @@ async def test_each_fault_fails_only_its_own_check(
     assert "bob" not in found[failing]
 
 
+@pytest.mark.parametrize(
+    ("changes", "failing"),
+    [
+        ({}, None),
+        ({"commit_wait_seconds": 5.0}, None),
+        ({"commit_wait_seconds": 21.0}, "commits"),
+        ({"commit_wait_seconds": 21.0, "is_ending": True}, None),
+        ({"role": "relay", "confirm_wait_seconds": 21.0}, "confirms"),
+    ],
+)
+async def test_a_host_whose_commits_or_confirms_hang_is_not_ready(
+    tmp_path: Path, changes: dict[str, Any], failing: str | None
+) -> None:
+    found = await reasons(tmp_path, members=[WORKER, replace(WORKER, **changes)])
+
+    assert list(found) == ([failing] if failing else [])
+    assert failing != "confirms" or "for RabbitMQ's confirms for 21 s." in found["confirms"]
+
+
 async def test_a_process_that_cannot_start_makes_its_host_unready(tmp_path: Path) -> None:
     plights = ("worker 0 could not boot, 3 times in a row.", "relay is starting.")
 
     assert await reasons(tmp_path, COUNTS, QUEUES, SETTINGS, *plights) == {"processes": " ".join(plights)}
 
 
-@pytest.mark.parametrize(("waited", "failing"), [(None, []), (5.0, []), (21.0, ["commits"])])
-async def test_a_host_whose_commits_hang_is_not_ready(tmp_path: Path, waited: float | None, failing: list[str]) -> None:
-    waiting = replace(WORKER, commit_wait_seconds=waited)
-
-    assert list(await reasons(tmp_path, members=[WORKER, waiting])) == failing
-    assert await reasons(tmp_path, members=[replace(waiting, is_ending=True)]) == {}
-
-
-async def test_a_host_without_publisher_confirms_is_not_ready(tmp_path: Path) -> None:
-    relay = replace(WORKER, role="relay", confirm_wait_seconds=21.0)
-
-    found = await reasons(tmp_path, members=[WORKER, relay])
-
-    assert found == {"confirms": "A process of this host has waited for RabbitMQ's confirms for 21 s."}
-
-
 @pytest.mark.parametrize(("served", "is_well"), [(3.0, True), (30.0, False), (None, False)])
 async def test_recent_acks_outweigh_a_failed_poll(tmp_path: Path, served: float | None, *, is_well: bool) -> None:
-    late, nobody = (
-        DispatcherError("No answer came within 15 s."),
-        {**QUEUES, **dict.fromkeys(SEND_QUEUES, FoundQueue(0, 0))},
-    )
+    late = DispatcherError("No answer came within 15 s.")
+    nobody = {**QUEUES, **dict.fromkeys(SEND_QUEUES, FoundQueue(0, 0))}
     members = [WORKER, replace(WORKER, served_seconds=served)]
 
     assert (await reasons(tmp_path, COUNTS, late, members=members) == {}) is is_well
@@ -143,27 +141,19 @@ async def test_what_an_operator_paused_fails_no_check(tmp_path: Path, scope: str
     assert list(found) == ([] if is_well else ["consumers", "providers", "pending"])
 
 
-async def test_without_a_pending_email_the_check_passes(tmp_path: Path) -> None:
-    assert await reasons(tmp_path, replace(COUNTS, oldest_pending_seconds=None)) == {}
-
-
-async def test_a_host_is_ready_while_one_provider_is_usable(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ses", "smtp", "is_well"), [("closed", "open", True), ("open", "open", False), ("open", "half_open", False)]
+)
+async def test_a_host_is_not_ready_while_all_breakers_of_all_workers_are_open(
+    tmp_path: Path, ses: str, smtp: str, *, is_well: bool
+) -> None:
     with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
         first.tell("breaker smtp open")
-        first.tell("breaker ses closed")
-        second.tell("breaker smtp open")
+        first.tell(f"breaker ses {ses}")
+        second.tell(f"breaker smtp {smtp}")
 
-        assert await reasons(tmp_path) == {}
-
-
-@pytest.mark.parametrize("state", ["open", "half_open"])
-async def test_a_host_is_not_ready_while_all_breakers_of_all_workers_are_open(tmp_path: Path, state: str) -> None:
-    with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
-        first.tell("breaker smtp open")
-        first.tell("breaker ses open")
-        second.tell(f"breaker smtp {state}")
-
-        assert await reasons(tmp_path) == {"providers": "No provider is usable; circuit breakers are open: ses, smtp."}
+        fault = {"providers": "No provider is usable; circuit breakers are open: ses, smtp."}
+        assert await reasons(tmp_path) == ({} if is_well else fault)
 
     assert await reasons(tmp_path) == {}
 

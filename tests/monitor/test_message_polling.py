@@ -18,7 +18,7 @@ from dispatcher.config import load
 from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.dev.http_double import HttpDouble
 from dispatcher.domain.event import OpenMessage, ProviderEvent
-from dispatcher.domain.outcome import Accepted, Uncertain
+from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
@@ -51,9 +51,6 @@ class Scene:
         self.polling = MessagePolling(database_url, place.provider, self.intake)
         self.database_url = database_url
 
-    def other_host(self) -> MessagePolling:
-        return MessagePolling(self.database_url, self.provider, self.intake)
-
     def enqueue(self, count: int = 1, **fields: Any) -> list[UUID]:
         base = self.books.count("email_log")
         given = {"to": NUMBER, "text": TEXT, "sender": SENDER, **fields}
@@ -66,27 +63,24 @@ class Scene:
         self.double.behaviour.fault = fault
         for lease in await self.store.lease(self.books.keys(email_ids), 60):
             (row,) = self.books.select("select * from email_content where email_id = %s", lease.email_id)
-            sms = OutgoingEmail(
-                email_id=lease.email_id,
-                created_at=datetime.now(UTC),
-                sender=row["sender"],
-                to=tuple(row["recipients"]["to"]),
-                subject="",
-                text=row["text_body"],
-                channel="sms",
-            )
+            to, created_at = tuple(row["recipients"]["to"]), datetime.now(UTC)
+            sms = OutgoingEmail(lease.email_id, created_at, row["sender"], to, "", row["text_body"], channel="sms")
             outcome = await self.provider.send(sms, Attempt(1, asyncio.get_running_loop().time() + 20))
+            done = {"provider": "twilio", "error_type": "outcome_unknown", "error": "No response."}
             if isinstance(outcome, Accepted):
-                message_id = outcome.provider_message_id
-                done = result(lease, Status.SENT, provider="twilio", provider_message_id=message_id)
-            else:
-                assert isinstance(outcome, Uncertain)
-                done = result(lease, Status.HELD, provider="twilio", error_type="outcome_unknown", error="No response.")
-            await self.store.record([done])
+                done = {"provider": "twilio", "provider_message_id": str(outcome.provider_message_id)}
+            status = Status.SENT if isinstance(outcome, Accepted) else Status.HELD
+            await self.store.record([result(lease, status, **done)])
         self.double.behaviour.fault = None
         self.grow(YOUNG, email_ids)
         for message in list(self.double.messages)[before:]:
             message["date_created"] = email.utils.format_datetime(datetime.now(UTC) - YOUNG, usegmt=True)
+
+    async def sent(self, count: int = 1) -> list[UUID]:
+        """SMS that Twilio accepted."""
+        email_ids = self.enqueue(count)
+        await self.send(email_ids)
+        return email_ids
 
     def grow(self, age: timedelta, email_ids: list[UUID]) -> None:
         """Makes SMS older."""
@@ -121,8 +115,7 @@ async def scene(books: Books, store: LeaseStore, pool: Pool, tables_url: str, tm
 
 
 async def test_an_end_whose_callback_was_lost_is_found_once(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     scene.status_of("undelivered", error_code=30005, error_message=f"Unknown destination {NUMBER}")
 
     await scene.polling.run_once()
@@ -134,8 +127,7 @@ async def test_an_end_whose_callback_was_lost_is_found_once(scene: Scene) -> Non
 
 
 async def test_a_message_is_asked_for_at_each_age_until_its_end_is_known(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     await scene.polling.run_once()
     scene.grow(timedelta(hours=1), [email_id])
     scene.status_of("delivered")
@@ -149,8 +141,7 @@ async def test_a_message_is_asked_for_at_each_age_until_its_end_is_known(scene: 
 
 
 async def test_a_poll_and_a_callback_of_the_same_status_are_one_event(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     scene.status_of("sent")
     form = {"MessageSid": scene.double.messages[-1]["sid"], "MessageStatus": "sent", "To": NUMBER}
     await scene.intake.store(parse_status(str(email_id), form).events)
@@ -162,8 +153,7 @@ async def test_a_poll_and_a_callback_of_the_same_status_are_one_event(scene: Sce
 
 
 async def test_young_old_and_finished_messages_and_emails_are_not_asked_for(scene: Scene) -> None:
-    young, old, unknown = scene.enqueue(3)
-    await scene.send([young, old, unknown])
+    young, old, unknown = await scene.sent(3)
     scene.grow(-YOUNG, [young])
     scene.grow(timedelta(days=1), [old])
     scene.books.change(unknown, provider_message_id=None)
@@ -175,13 +165,18 @@ async def test_young_old_and_finished_messages_and_emails_are_not_asked_for(scen
 
 
 @pytest.mark.parametrize(
-    ("status", "becomes", "kind"),
-    [("sent", "sent", "accepted"), ("delivered", "sent", "delivered"), ("failed", "failed", "rejected")],
+    ("sender", "status", "becomes", "kind"),
+    [
+        (SENDER, "sent", "sent", "accepted"),
+        (SENDER, "delivered", "sent", "delivered"),
+        (SENDER, "failed", "failed", "rejected"),
+        (f"MG{'0' * 32}", "sent", "sent", "accepted"),  # a message service
+    ],
 )
 async def test_the_list_of_messages_is_evidence_for_a_held_message(
-    scene: Scene, status: str, becomes: str, kind: str
+    scene: Scene, sender: str, status: str, becomes: str, kind: str
 ) -> None:
-    email_id = await scene.held()
+    email_id = await scene.held(sender=sender)
     scene.status_of(status)
 
     await scene.polling.run_once()
@@ -190,43 +185,28 @@ async def test_the_list_of_messages_is_evidence_for_a_held_message(
     assert scene.events() == [(email_id, kind, None)]
 
 
-async def test_a_message_service_is_compared_as_sender(scene: Scene) -> None:
-    email_id = await scene.held(sender=f"MG{'0' * 32}")
-
-    await scene.polling.run_once()
-
-    assert scene.books.status(email_id) == "sent"
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"body": TEXT.upper()},
         {"from": "Other"},
-        {"date_created": "Tue, 01 Jan 2030 12:00:00 GMT"},
-        {"date_created": "yesterday"},
+        *({"date_created": at} for at in ("Tue, 01 Jan 2030 12:00:00 GMT", "yesterday")),
         {"status": "invented"},
         {"sid": "1"},
+        None,  # Twilio did not accept the message
     ],
 )
-async def test_another_message_to_the_number_is_no_evidence(scene: Scene, change: dict[str, str]) -> None:
+async def test_without_its_own_message_a_held_message_stays_held(scene: Scene, change: dict[str, str] | None) -> None:
     email_id = await scene.held()
-    scene.double.messages[-1].update(change)
+    if change is None:
+        scene.double.messages.clear()
+    else:
+        scene.double.messages[-1].update(change)
 
     await scene.polling.run_once()
 
     assert scene.books.status(email_id) == "held"
-    assert scene.events() == []
-    assert scene.double.reads.total() == 1
-
-
-async def test_a_held_message_that_twilio_did_not_accept_stays_held(scene: Scene) -> None:
-    email_id = await scene.held()
-    scene.double.messages.clear()
-
-    await scene.polling.run_once()
-
-    assert scene.books.status(email_id) == "held"
+    assert (scene.events(), scene.double.reads.total()) == ([], 1)
 
 
 @pytest.mark.parametrize("is_erased", [False, True])
@@ -253,8 +233,7 @@ async def test_different_texts_to_one_number_are_told_apart(scene: Scene) -> Non
 
 @pytest.mark.parametrize("is_rival", [True, False])
 async def test_the_message_of_another_sms_is_no_evidence(scene: Scene, is_rival: bool) -> None:
-    (sent,) = scene.enqueue(text=TEXT)
-    await scene.send([sent])
+    (sent,) = await scene.sent()
     email_id = await scene.held()
     scene.double.messages.pop()
     if not is_rival:  # by its times, it cannot be the same; by its SID, it is
@@ -267,8 +246,7 @@ async def test_the_message_of_another_sms_is_no_evidence(scene: Scene, is_rival:
 
 
 async def test_a_round_asks_for_a_bounded_number_and_the_next_round_continues(scene: Scene) -> None:
-    email_ids = scene.enqueue(MAX_REQUESTS + 5)
-    await scene.send(email_ids)
+    email_ids = await scene.sent(MAX_REQUESTS + 5)
 
     wait = await scene.polling.run_once()
     first = scene.double.reads.total()
@@ -282,8 +260,7 @@ async def test_a_round_asks_for_a_bounded_number_and_the_next_round_continues(sc
 
 
 async def test_a_throttled_service_waits_and_logs_once(scene: Scene) -> None:
-    (email_id,) = scene.enqueue()
-    await scene.send([email_id])
+    (email_id,) = await scene.sent()
     scene.double.behaviour.fault = Reply(429, {"code": 20429, "message": NUMBER}, {"Retry-After": "700"})
 
     with capture_logs() as logs:
@@ -323,9 +300,7 @@ class Refusing(TwilioProvider):
 
 
 async def test_a_message_that_twilio_cannot_show_does_not_stop_the_others(scene: Scene) -> None:
-    first, second = scene.enqueue(2)
-    await scene.send([first])
-    await scene.send([second])
+    (first,), (second,) = await scene.sent(), await scene.sent()
     provider = Refusing(TwilioSettings(account_sid=ACCOUNT, auth_token=TOKEN, url=scene.double.url))
     provider.refused = first
     polling = MessagePolling(scene.database_url, provider, scene.intake)
@@ -339,8 +314,8 @@ async def test_a_message_that_twilio_cannot_show_does_not_stop_the_others(scene:
 
 
 async def test_one_host_asks_at_a_time(scene: Scene) -> None:
-    await scene.send(scene.enqueue())
-    other = scene.other_host()
+    await scene.sent()
+    other = MessagePolling(scene.database_url, scene.provider, scene.intake)
 
     assert await scene.polling.run_once() is None
     assert await other.run_once() is None
@@ -355,7 +330,7 @@ async def test_one_host_asks_at_a_time(scene: Scene) -> None:
 async def test_after_a_lost_session_the_service_continues(scene: Scene) -> None:
     await scene.polling.run_once()
     scene.books.terminate("dispatcher polling twilio")
-    await scene.send(scene.enqueue())
+    await scene.sent()
 
     with pytest.raises(StoreUnavailable):
         await scene.polling.run_once()
@@ -370,17 +345,9 @@ async def test_after_a_lost_session_the_service_continues(scene: Scene) -> None:
 async def test_only_the_monitor_of_a_host_with_twilio_polls(
     pool: Pool, tables_url: str, tmp_path: Path, providers: str, count: int
 ) -> None:
-    settings = load(
-        {
-            "DISPATCHER_DATABASE_URL": tables_url,
-            "DISPATCHER_AMQP_URL": "amqp://localhost",
-            "DISPATCHER_PROVIDERS": "capture",
-            "DISPATCHER_CAPTURE_DIR": str(tmp_path),
-            "DISPATCHER_SMS_PROVIDERS": providers,
-            "DISPATCHER_SMS_CAPTURE_DIR": str(tmp_path),
-            "DISPATCHER_TWILIO_ACCOUNT_SID": ACCOUNT,
-            "DISPATCHER_TWILIO_AUTH_TOKEN": TOKEN,
-        }
-    )
+    environ = {"DATABASE_URL": tables_url, "AMQP_URL": "amqp://localhost", "TWILIO_ACCOUNT_SID": ACCOUNT}
+    environ |= {"PROVIDERS": "capture", "SMS_PROVIDERS": providers, "TWILIO_AUTH_TOKEN": TOKEN}
+    environ |= dict.fromkeys(("CAPTURE_DIR", "SMS_CAPTURE_DIR"), str(tmp_path))
+    settings = load({f"DISPATCHER_{name}": value for name, value in environ.items()})
 
     assert [type(task) for task in _event_sources(settings, pool)] == [MessagePolling] * count

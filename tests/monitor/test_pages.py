@@ -63,17 +63,14 @@ class Monitor:
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology, tmp_path: Path) -> Settings:
-    return load(
-        {
-            "DISPATCHER_DATABASE_URL": tables_url,
-            "DISPATCHER_AMQP_URL": servers.amqp_url,
-            "DISPATCHER_EXCHANGE": topology.exchange,
-            "DISPATCHER_QUEUE": topology.queue,
-            "DISPATCHER_DLQ": topology.dlq,
-            "DISPATCHER_RUN_DIR": str(tmp_path),
-            "DISPATCHER_METRICS_ADDRESS": "127.0.0.1:0",
-        }
-    )
+    environ = {"DATABASE_URL": tables_url, "AMQP_URL": servers.amqp_url, "EXCHANGE": topology.exchange}
+    environ |= {
+        "QUEUE": topology.queue,
+        "DLQ": topology.dlq,
+        "RUN_DIR": str(tmp_path),
+        "METRICS_ADDRESS": "127.0.0.1:0",
+    }
+    return load({f"DISPATCHER_{name}": value for name, value in environ.items()})
 
 
 @asynccontextmanager
@@ -94,6 +91,9 @@ async def monitoring(settings: Settings) -> AsyncIterator[Monitor]:
 
 async def test_a_host_without_workers_fails_the_consumers_check(settings: Settings, books: Books) -> None:
     books.enqueue()
+    metric_files.wipe(settings.metrics_folder)
+    (settings.metrics_folder / "counter_w0-0.db").touch()  # metrics are served although a file is broken
+
     async with monitoring(settings) as monitor:
         failing = await until_answer(monitor.failing)
         samples = await monitor.metrics()
@@ -105,6 +105,8 @@ async def test_a_host_without_workers_fails_the_consumers_check(settings: Settin
     assert samples['dispatcher_queue_messages{queue="dlq"}'] == 0
     assert samples['dispatcher_failing_checks{check="consumers"}'] == 1
     assert samples['dispatcher_failing_checks{check="database"}'] == 0
+    assert samples['dispatcher_metrics_skipped_files{reason="empty"}'] == 1
+    assert len([name for name in samples if name.startswith("dispatcher_build_info")]) == 1
 
 
 async def test_a_deleted_queue_fails_the_topology_check(
@@ -127,8 +129,10 @@ async def test_a_database_without_tables_fails_the_schema_check(
 ) -> None:
     async with monitoring(replace(settings, database_url=empty_database_url)) as monitor:
         failing = await until_answer(monitor.failing)
+        samples = await monitor.metrics()
 
     assert failing == ["schema", "consumers"]
+    assert not [name for name in samples if name.startswith("dispatcher_current_emails")]
 
 
 async def test_an_unreachable_server_is_reported_without_the_servers_text(settings: Settings) -> None:
@@ -146,17 +150,6 @@ async def test_an_unreachable_server_is_reported_without_the_servers_text(settin
     assert status == 200
     assert "dispatcher_oldest_pending_seconds" in samples
     assert not [name for name in samples if name.startswith("dispatcher_queue_messages")]
-
-
-async def test_metrics_are_served_although_files_are_broken(settings: Settings) -> None:
-    metric_files.wipe(settings.metrics_folder)
-    (settings.metrics_folder / "counter_w0-0.db").touch()
-
-    async with monitoring(settings) as monitor:
-        samples = await monitor.metrics()
-
-    assert samples['dispatcher_metrics_skipped_files{reason="empty"}'] == 1
-    assert len([name for name in samples if name.startswith("dispatcher_build_info")]) == 1
 
 
 def test_without_an_address_nothing_is_polled_or_served(settings: Settings) -> None:

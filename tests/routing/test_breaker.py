@@ -1,22 +1,46 @@
-"""The circuit breaker opens, pauses and closes, by a clock that the test moves."""
+"""The circuit breaker opens, pauses and closes, by a clock that the test moves. Some refusals count against the
+provider, and some only against the email."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.provider_text import SENDER
 from dispatcher.routing.breaker import (
     DEFAULT_PAUSE_SECONDS,
     FAILURES_IN_A_ROW,
     FIRST_OPEN_SECONDS,
     LONGEST_OPEN_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    PROBES,
+    SUSPECT_SECONDS,
+    THROTTLED_IN_A_ROW,
+    UNCLEAR_SECONDS,
+    UNCLEAR_TRIES,
+    UNREACHED_IN_A_ROW,
     BreakerState,
     CircuitBreaker,
 )
+from dispatcher.routing.evidence import ALIKE_FACTOR, MAX_REMEMBERED, Blame, SuspectEmails
+from dispatcher.worker.attempts import OTHER_WORKERS_SECONDS
+
+LETTERS = {Blame.EMAIL: "E", Blame.PROVIDER: "P", Blame.UNKNOWN: "?"}
+
+
+def email(domain: str = "", sender: str = "shop@example.com") -> OutgoingEmail:
+    """An email to this domain, by default to a unique domain."""
+    email_id = uuid4()
+    address = f"Ann <ann@{domain or f'{email_id.hex}.example'}>"
+    return OutgoingEmail(email_id, datetime.now(UTC), sender, (address,), "Hello", "Hi")
 
 
 @dataclass
@@ -26,7 +50,10 @@ class Scene:
     now: float = 1000.0
     window: int = 1
     told: list[tuple[BreakerState, str | None]] = field(default_factory=list)
+    blames: str = ""
     breaker: CircuitBreaker = field(init=False)
+    _emails: dict[str, OutgoingEmail] = field(default_factory=dict)
+    _trials: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.breaker = CircuitBreaker(
@@ -36,21 +63,178 @@ class Scene:
             jitter=lambda: 1.0,
         )
 
-    def fail_often(self) -> None:
-        """Fails often enough to open the breaker."""
-        for _ in range(FAILURES_IN_A_ROW):
-            self.fail("connection_failed")
+    def play(self, script: str) -> str:
+        """Takes the steps of a script; returns whom the breaker blamed for each refused email.
 
-    def fail(self, reason: str = "server_error") -> None:
-        self.breaker.fail(self.breaker.begin(), reason)
+        A step is a verb, and perhaps an email, a time in seconds and a trial: `8*fail` (eight failures before the
+        provider saw an email), `reject a` (twice the same email), `fail new` (an email to a new domain),
+        `fail new@bad.example`, `throttle 90`, `begin t1`, `ok t1` (the end of this trial).
+        """
+        self.blames = ""
+        for step in filter(None, script.split(", ")):
+            times, _, words = step.rpartition("*")
+            for _ in range(int(times or 1)):
+                self._step(*words.split())
+        return self.blames
 
-    def throttle(self, seconds: float | None) -> None:
-        self.breaker.pause(self.breaker.begin(), seconds, "throttled")
+    def _step(self, verb: str, *words: str) -> None:
+        seconds = next((float(word) for word in words if word[0].isdigit() or word == "inf"), None)
+        match verb:
+            case "begin":
+                self._trials[words[0]] = self.breaker.begin()
+            case "resume":
+                self.breaker.resume()
+            case "wait":
+                self.now += self.breaker.wait_seconds
+            case "sleep":
+                self.now += seconds or 0.0
+            case _:
+                trial = next((self._trials.pop(word) for word in words if word in self._trials), None)
+                about = next((self._named(word) for word in words if word[0] in "abcdefghn"), None)
+                blame = self._end(verb, self.breaker.begin() if trial is None else trial, about, seconds)
+                self.blames += LETTERS[blame] if about and blame else ""
 
-    def half_open(self) -> None:
-        self.fail_often()
-        self.now += FIRST_OPEN_SECONDS
-        assert self.breaker.state is BreakerState.HALF_OPEN
+    def _end(self, verb: str, trial: int, about: OutgoingEmail | None, seconds: float | None) -> Blame | None:
+        breaker = self.breaker
+        ends: dict[str, Callable[[], Blame | None]] = {
+            "ok": lambda: breaker.succeed(trial),
+            "abandon": lambda: breaker.abandon(trial),
+            "silent": lambda: breaker.time_out(trial, "outcome_unknown"),
+            "fail": lambda: breaker.fail(trial, "server_error", about),
+            "refuse": lambda: breaker.fail(trial, "server_error", about, by_recipient=True),
+            "lost": lambda: breaker.fail(trial, "connection_failed", in_a_row=UNREACHED_IN_A_ROW),
+            "fault": lambda: breaker.open(trial, "bad credentials", about),
+            "throttle": lambda: breaker.pause(trial, seconds, "throttled", about),
+            "reject": lambda: self._refuse(trial, about, seconds=seconds),
+            "reject-known": lambda: self._refuse(trial, about, in_a_row=3, gives_up=False),
+        }
+        return ends[verb]()
+
+    def _refuse(self, trial: int, about: OutgoingEmail | None, **given: Any) -> Blame:
+        assert about is not None
+        usual = {"in_a_row": FAILURES_IN_A_ROW, "by_sender": False, "seconds": None, "gives_up": True}
+        return self.breaker.refuse(trial, "refused", about, **{**usual, **given})
+
+    def _named(self, name: str) -> OutgoingEmail:
+        """The email with this name; `new` and `new@…` are always another."""
+        kind, _, domain = name.partition("@")
+        return email(domain) if kind == "new" else self._emails.setdefault(name, email())
+
+    def reject(self, refused: OutgoingEmail, **given: Any) -> Blame:
+        """The provider refuses an email, by default in words that show no cause."""
+        return self._refuse(self.breaker.begin(), refused, **given)
+
+    @property
+    def end(self) -> str:
+        """The state, the room and the wait."""
+        return f"{self.breaker.state} {self.breaker.room} {self.breaker.wait_seconds:g}"
+
+
+def each(step: str, names: str) -> str:
+    """The step for each of the names."""
+    return ", ".join(f"{step} {name}" for name in names)
+
+
+TRIALS = [f"t{number}" for number in range(100)]
+BEGIN_ALL, FAIL_ALL = (", ".join(f"{verb} {trial}" for trial in TRIALS) for verb in ("begin", "fail"))
+OPENED, CLOSED = "8*fail", "closed None 0"
+ROUNDS = ", ".join(["wait, fail"] * 10)
+STATES = {
+    "new": ("", CLOSED),
+    "failures in a row": ("8*fail", "open 0 2"),
+    "an answer resets the count": ("7*fail, ok, 7*fail", CLOSED),
+    "its time is over": (f"{OPENED}, wait", "half_open 1 0"),
+    "a probe": (f"{OPENED}, wait, begin t0", "half_open 0 0"),
+    "a successful probe": (f"{OPENED}, wait, begin t0, ok t0", CLOSED),
+    "a failed probe": (f"{OPENED}, wait, fail", "open 0 4"),
+    "two failed probes": (f"{OPENED}, wait, fail, wait, fail", "open 0 8"),
+    "many failed probes": (f"{OPENED}, {ROUNDS}", "open 0 60"),
+    "a probe without an answer": (f"{OPENED}, wait, begin t0, abandon t0", "half_open 1 0"),
+    "older trials decide no probe": (
+        f"{BEGIN_ALL}, {OPENED}, wait, begin probe, fail t0, silent t1, fault t2, abandon t3",
+        "half_open 0 0",
+    ),
+    "the last trial before": ("7*fail, begin t0, begin t1, fail t0, wait, fail t1", "half_open 1 0"),
+    "older failures after a probe": (f"{BEGIN_ALL}, {OPENED}, wait, ok, {FAIL_ALL}", CLOSED),
+    "an older success is an answer": (f"begin t0, {OPENED}, wait, ok t0", CLOSED),
+    "a missing answer is no failure": ("7*fail, silent", CLOSED),
+    "a missing answer resets no count": ("7*fail, silent, fail", "open 0 2"),
+    "a missing answer passes no probe": (f"{OPENED}, wait, silent", "open 0 4"),
+    "an answer ends a silence": ("7*silent, ok, silent", CLOSED),
+    "a pause ends a silence": ("7*silent, throttle 90, wait, silent", CLOSED),
+    "a fault": ("fault", "open 0 2"),
+    "throttled for a time": ("throttle 90", "paused 0 90"),
+    "the time is over": ("throttle 90, wait", CLOSED),
+    "throttled again": ("throttle, wait, throttle", "paused 0 2"),
+    "throttled again and again": ("throttle, wait, throttle, wait, throttle", "paused 0 4"),
+    "throttled after an answer": ("throttle, wait, throttle, wait, ok, throttle", "paused 0 1"),
+    "the longest pause counts": ("throttle 5, throttle 60, throttle 1", "paused 0 60"),
+    "a very long pause": ("throttle 1e12", f"paused 0 {LONGEST_PAUSE_SECONDS:g}"),
+    "an endless pause": ("throttle inf", f"paused 0 {LONGEST_PAUSE_SECONDS:g}"),
+    "failures while paused": (f"{BEGIN_ALL}, throttle 300, {FAIL_ALL}", "open 0 300"),
+    "many openings": (f"{OPENED}, {ROUNDS}, wait, fail", "open 0 60"),
+    "a resume makes the next wait short": (f"{OPENED}, {ROUNDS}, resume, fail", "open 0 2"),
+}
+
+
+@pytest.mark.parametrize(("script", "end"), STATES.values(), ids=STATES)
+def test_the_breaker_follows_the_answers(script: str, end: str) -> None:
+    scene = Scene()
+    scene.play(script)
+
+    assert scene.end == end
+
+
+REFUSE_7 = each("refuse", "abcdefg")
+BLAMES = {
+    "several domains": ("8*fail new", "EEEEEEEP", "open 0 2"),
+    "one email": ("1000*fail a", "E" * 1000, CLOSED),
+    "a single domain": (f"{8 * ALIKE_FACTOR}*fail new@bad.example", "E" * (8 * ALIKE_FACTOR - 1) + "P", "open 0 2"),
+    "one mailbox": ("1000*refuse new@bad.example", "E" * 1000, CLOSED),
+    "recipients before a success": (f"{REFUSE_7}, ok, {REFUSE_7}, refuse new", "E" * 15, CLOSED),
+    "a recipient of a server that is back": ("8*lost, wait, refuse new", "E", CLOSED),
+    "every recipient": ("8*refuse new, wait, refuse new", "EEEEEEEPP", "half_open 1 0"),
+    "a failed probe": ("8*fail new, wait, fail new", "EEEEEEEPP", "half_open 1 0"),
+    "several failed probes": (f"8*fail new, wait, {PROBES}*fail new", "EEEEEEEPPPP", "open 0 4"),
+    "a suspect as probe": (
+        "7*fail new, fail a, wait, sleep 1, fail a, wait, sleep 1, fail a",
+        "EEEEEEEPPP",
+        "open 0 2",
+    ),
+    "throttling of several": (f"{THROTTLED_IN_A_ROW}*throttle new", "?P", f"paused 0 {DEFAULT_PAUSE_SECONDS:g}"),
+    "throttling of one": ("2*throttle a", "??", CLOSED),
+    "throttling with a time": ("throttle new 30", "P", "paused 0 30"),
+    "throttled with a time again": ("throttle a 30, wait, throttle a 30", "P?", CLOSED),
+    "throttled after a success": ("throttle a 30, wait, ok, throttle a 30", "PE", CLOSED),
+    "a fault that one email meets": ("fault a, wait, ok, fault a", "PE", CLOSED),
+    "a fault that every email meets": ("fault a, wait, fault a, wait, fault a", "PPP", "open 0 8"),
+    "rejections of several": ("8*reject new", "???????P", "open 0 2"),
+    "three rejected again": (", ".join([each("reject", "abc")] * 2) + ", reject a, reject b", "???????P", "open 0 2"),
+    "a verdict begins the time of an email anew": (
+        f"{each('reject', 'abcdefgh')}, sleep {UNCLEAR_SECONDS}, ok, reject a",
+        "???????P?",
+        CLOSED,
+    ),
+    "a throttling does not begin its time": (f"throttle a, sleep {UNCLEAR_SECONDS}, reject a", "??", CLOSED),
+    "known words": (f"10*reject-known a, sleep {UNCLEAR_SECONDS}, reject-known a", "?" * 11, CLOSED),
+    "rejected after a success": ("reject a, ok, reject a", "?E", CLOSED),
+    "a success of an earlier trial": ("begin t0, reject a, ok t0, reject a", "??", CLOSED),
+    "another chance after the provider's fault": (
+        f"{each('reject', 'abcdefgh')}, wait, ok, reject a, ok, reject a",
+        "???????P?E",
+        CLOSED,
+    ),
+    "rejected probes": (f"8*fail new, wait, {PROBES}*reject new", "EEEEEEEPPPP", "open 0 4"),
+    "an accepted probe": (f"8*fail new, wait, {PROBES}*reject new, wait, ok", "EEEEEEEPPPP", CLOSED),
+    "a quota of a day": ("8*reject new 86400", "???????P", f"open 0 {LONGEST_PAUSE_SECONDS:g}"),
+}
+
+
+@pytest.mark.parametrize(("script", "blames", "end"), BLAMES.values(), ids=BLAMES)
+def test_a_refusal_is_blamed_on_the_provider_or_on_the_email(script: str, blames: str, end: str) -> None:
+    scene = Scene()
+
+    assert (scene.play(script), scene.end) == (blames, end)
 
 
 @pytest.mark.parametrize("seconds", [2.005, 2.015])
@@ -68,282 +252,187 @@ def test_wait_seconds_is_zero_only_after_the_change_was_reported(seconds: float)
     assert told == [BreakerState.PAUSED, BreakerState.CLOSED]
 
 
-def test_a_closed_breaker_has_no_limit() -> None:
-    scene = Scene()
-
-    assert (scene.breaker.state, scene.breaker.room, scene.breaker.wait_seconds) == (BreakerState.CLOSED, None, 0.0)
-
-
-def test_failures_in_a_row_open_the_breaker_and_an_answer_resets_the_count() -> None:
-    scene = Scene()
-    for _ in range(FAILURES_IN_A_ROW - 1):
-        scene.fail()
-    scene.breaker.succeed(scene.breaker.begin())
-    scene.fail()
-    assert scene.breaker.state is BreakerState.CLOSED
-
-    scene.fail_often()
-
-    assert (scene.breaker.state, scene.breaker.room) == (BreakerState.OPEN, 0)
-    assert scene.breaker.reason == "connection_failed"
-
-
-def test_after_its_time_an_open_breaker_allows_one_probe_whose_success_closes_it() -> None:
-    scene = Scene()
-    scene.half_open()
-
-    assert scene.breaker.room == 1
-    probe = scene.breaker.begin()
-    assert scene.breaker.room == 0
-    scene.breaker.succeed(probe)
-
-    assert scene.breaker.state is BreakerState.CLOSED
-    assert scene.told[-1] == (BreakerState.CLOSED, None)
-
-
-def test_a_failed_probe_opens_the_breaker_for_longer_up_to_a_limit() -> None:
-    scene = Scene()
-    scene.fail_often()
-    waits = []
-    for _ in range(10):
-        waits.append(scene.breaker.wait_seconds)
-        scene.now += scene.breaker.wait_seconds
-        assert scene.breaker.state is BreakerState.HALF_OPEN
-        scene.fail()
-
-    assert waits[:3] == [FIRST_OPEN_SECONDS, 2 * FIRST_OPEN_SECONDS, 4 * FIRST_OPEN_SECONDS]
-    assert waits[-1] == LONGEST_OPEN_SECONDS
-
-
-def test_a_probe_that_ended_without_an_answer_allows_another() -> None:
-    scene = Scene()
-    scene.half_open()
-    probe = scene.breaker.begin()
-
-    scene.breaker.abandon(probe)
-
-    assert scene.breaker.room == 1
-
-
-def test_a_trial_from_before_the_breaker_opened_does_not_decide_a_probe() -> None:
-    scene = Scene()
-    slow, silent, faulty, stopped = (scene.breaker.begin() for _ in range(4))
-    scene.half_open()
-    probe = scene.breaker.begin()
-
-    scene.breaker.fail(slow, "timeout_before_send")
-    scene.breaker.time_out(silent, "outcome_unknown")
-    scene.breaker.open(faulty, "bad credentials")
-    scene.breaker.abandon(stopped)
-
-    assert (scene.breaker.state, scene.breaker.room) == (BreakerState.HALF_OPEN, 0)
-    scene.breaker.succeed(probe)
-    assert scene.breaker.state is BreakerState.CLOSED
-
-
-def test_the_last_trial_before_the_breaker_opened_does_not_decide_a_probe() -> None:
-    scene = Scene()
-    for _ in range(FAILURES_IN_A_ROW - 1):
-        scene.fail()
-    opening, last = scene.breaker.begin(), scene.breaker.begin()
-    scene.breaker.fail(opening, "server_error")
-    scene.now += FIRST_OPEN_SECONDS
-
-    scene.breaker.fail(last, "server_error")
-
-    assert (scene.breaker.state, scene.breaker.room) == (BreakerState.HALF_OPEN, 1)
-
-
 def test_while_half_open_only_the_probe_may_proceed() -> None:
     scene = Scene()
     slow = scene.breaker.begin()
     assert scene.breaker.may_proceed(slow)
-    scene.half_open()
+    scene.play(f"{OPENED}, wait")
 
     probe = scene.breaker.begin()
 
     assert (scene.breaker.may_proceed(probe), scene.breaker.may_proceed(slow)) == (True, False)
 
 
-def test_a_trial_from_before_the_breaker_opened_does_not_open_it_again() -> None:
-    scene = Scene()
-    slow = [scene.breaker.begin() for _ in range(100)]
-    scene.half_open()
-    scene.breaker.succeed(scene.breaker.begin())
-
-    for trial in slow:
-        scene.breaker.fail(trial, "timeout_before_send")
-
-    assert scene.breaker.state is BreakerState.CLOSED
-
-
-def test_an_answer_to_an_old_trial_closes_a_half_open_breaker() -> None:
-    scene = Scene()
-    slow = scene.breaker.begin()
-    scene.half_open()
-
-    scene.breaker.succeed(slow)
-
-    assert scene.breaker.state is BreakerState.CLOSED
-
-
 @pytest.mark.parametrize(("window", "silences"), [(1, FAILURES_IN_A_ROW), (256, 256)])
 def test_a_whole_window_without_answers_opens_the_breaker(window: int, silences: int) -> None:
     scene = Scene(window=window)
-    for _ in range(silences - 1):
-        scene.breaker.time_out(scene.breaker.begin(), "outcome_unknown")
-    assert scene.breaker.state is BreakerState.CLOSED
+    scene.play(f"{silences - 1}*silent")
+    assert scene.told == []
 
-    scene.breaker.time_out(scene.breaker.begin(), "outcome_unknown")
+    scene.play("silent")
 
-    assert (scene.breaker.state, scene.breaker.reason) == (BreakerState.OPEN, "outcome_unknown")
-
-
-def test_a_missing_answer_neither_resets_failures_nor_passes_a_probe() -> None:
-    scene = Scene()
-    for _ in range(FAILURES_IN_A_ROW - 1):
-        scene.fail()
-    scene.breaker.time_out(scene.breaker.begin(), "outcome_unknown")
-    scene.fail()
-    assert scene.told == [(BreakerState.OPEN, "server_error")]
-    scene.now += FIRST_OPEN_SECONDS
-    assert scene.breaker.state is BreakerState.HALF_OPEN
-
-    scene.breaker.time_out(scene.breaker.begin(), "outcome_unknown")
-
-    assert (scene.breaker.state, scene.breaker.wait_seconds) == (BreakerState.OPEN, 2 * FIRST_OPEN_SECONDS)
-
-
-def test_a_fault_opens_the_breaker_at_once() -> None:
-    scene = Scene()
-
-    scene.breaker.open(scene.breaker.begin(), "bad credentials")
-
-    assert (scene.breaker.state, scene.breaker.reason) == (BreakerState.OPEN, "bad credentials")
-
-
-def test_throttling_pauses_for_the_requested_time_and_then_has_no_limit() -> None:
-    scene = Scene()
-
-    scene.throttle(90.0)
-    assert (scene.breaker.state, scene.breaker.room, scene.breaker.wait_seconds) == (BreakerState.PAUSED, 0, 90.0)
-    scene.now += 90.0
-
-    assert (scene.breaker.state, scene.breaker.room) == (BreakerState.CLOSED, None)
-
-
-@pytest.mark.parametrize("asked", [None, 0.0, -5.0, float("nan"), 0.001])
-def test_a_hundred_emails_throttled_at_once_without_a_time_pause_once_for_a_second(asked: float | None) -> None:
-    scene = Scene()
-
-    for _ in range(100):
-        scene.throttle(asked)
-
-    assert scene.told == [(BreakerState.PAUSED, "throttled")]
-    assert scene.breaker.wait_seconds == pytest.approx(DEFAULT_PAUSE_SECONDS)
-
-
-def test_continued_throttling_without_a_time_pauses_for_longer_until_an_answer() -> None:
-    scene = Scene()
-    waits = []
-    for _ in range(3):
-        scene.throttle(None)
-        waits.append(scene.breaker.wait_seconds)
-        scene.now += scene.breaker.wait_seconds
-    scene.breaker.succeed(scene.breaker.begin())
-    scene.throttle(None)
-
-    assert [*waits, scene.breaker.wait_seconds] == [1.0, 2.0, 4.0, 1.0]
-
-
-def test_a_hundred_equal_refusals_moments_apart_are_reported_once_and_the_latest_end_counts() -> None:
-    scene = Scene()
-
-    for _ in range(100):
-        scene.throttle(10.0)
-        scene.now += 0.001
-
-    assert scene.told == [(BreakerState.PAUSED, "throttled")]
-    assert scene.breaker.wait_seconds == pytest.approx(9.999)
-
-
-def test_the_longest_requested_pause_counts() -> None:
-    scene = Scene()
-
-    scene.throttle(5.0)
-    scene.throttle(60.0)
-    scene.throttle(1.0)
-
-    assert scene.breaker.wait_seconds == 60.0
-
-
-@pytest.mark.parametrize("asked", [1e12, float("inf")])
-def test_pauses_are_limited(asked: float) -> None:
-    scene = Scene()
-
-    scene.throttle(asked)
-
-    assert scene.breaker.wait_seconds == LONGEST_PAUSE_SECONDS
-
-
-def test_a_provider_that_fails_while_it_is_paused_is_not_tried_before_the_pause_ends() -> None:
-    scene = Scene()
-    trials = [scene.breaker.begin() for _ in range(FAILURES_IN_A_ROW)]
-    scene.throttle(300.0)
-
-    for trial in trials:
-        scene.breaker.fail(trial, "server_error")
-
-    assert (scene.breaker.state, scene.breaker.wait_seconds) == (BreakerState.OPEN, 300.0)
+    assert scene.told == [(BreakerState.OPEN, "outcome_unknown")]
 
 
 @pytest.mark.parametrize(
-    ("steps", "state"),
+    ("script", "seconds"),
     [
-        ((), BreakerState.CLOSED),
-        ((lambda scene: scene.throttle(600.0),), BreakerState.CLOSED),
-        ((Scene.fail_often,), BreakerState.HALF_OPEN),
-        ((Scene.fail_often, lambda scene: scene.throttle(600.0)), BreakerState.HALF_OPEN),
-        ((Scene.half_open,), BreakerState.HALF_OPEN),
+        *((f"100*throttle {asked}", DEFAULT_PAUSE_SECONDS) for asked in ("", "0", "0.001")),
+        (", ".join(["throttle 10, sleep 0.001"] * 100), 9.999),
     ],
-    ids=["closed", "paused", "open", "open and throttled", "half open"],
 )
-def test_an_operators_resume_ends_every_wait_at_once(
-    steps: tuple[Callable[[Scene], None], ...], state: BreakerState
-) -> None:
+def test_a_hundred_equal_refusals_are_reported_once_and_the_latest_end_counts(script: str, seconds: float) -> None:
     scene = Scene()
-    for step in steps:
-        step(scene)
+
+    scene.play(script)
+
+    assert scene.told == [(BreakerState.PAUSED, "throttled")]
+    assert scene.breaker.wait_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("asked", [-5.0, float("nan")])
+def test_an_impossible_time_counts_as_none(asked: float) -> None:
+    scene = Scene()
+
+    scene.breaker.pause(scene.breaker.begin(), asked, "throttled")
+
+    assert scene.breaker.wait_seconds == DEFAULT_PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [
+        ("", BreakerState.CLOSED),
+        ("throttle 600", BreakerState.CLOSED),
+        (OPENED, BreakerState.HALF_OPEN),
+        (f"{OPENED}, throttle 600", BreakerState.HALF_OPEN),
+        (f"{OPENED}, wait", BreakerState.HALF_OPEN),
+    ],
+)
+def test_an_operators_resume_ends_every_wait_at_once(script: str, state: BreakerState) -> None:
+    scene = Scene()
+    scene.play(script)
     before, scene.told = scene.breaker.state, []
 
-    scene.breaker.resume()
+    scene.play("resume")
 
     assert (scene.breaker.state, scene.breaker.wait_seconds) == (state, 0)
     assert [told for told, _ in scene.told] == ([] if state is before else [state])
 
 
-def test_after_an_operators_resume_the_next_wait_is_short_again() -> None:
-    scene = Scene()
-    for _ in range(5):
-        scene.fail_often()
-        scene.now += scene.breaker.wait_seconds
-    scene.fail()
-    assert scene.breaker.wait_seconds > 10 * FIRST_OPEN_SECONDS
-
-    scene.breaker.resume()
-    scene.fail()
-
-    assert scene.breaker.wait_seconds == FIRST_OPEN_SECONDS
-
-
 def test_a_provider_that_throttles_while_it_is_open_is_not_probed_before_the_pause_ends() -> None:
     scene = Scene()
-    trials = [scene.breaker.begin() for _ in range(100)]
-    scene.fail_often()
+    scene.play(", ".join([BEGIN_ALL, "3*lost", *(f"throttle {trial} 30" for trial in TRIALS)]))
 
-    for trial in trials:
-        scene.breaker.pause(trial, 30.0, "throttled")
-
-    assert (scene.breaker.state, scene.breaker.wait_seconds) == (BreakerState.OPEN, 30.0)
+    assert scene.end == "open 0 30"
     assert scene.breaker.reason == "connection_failed"
     assert len(scene.told) == 2
+
+
+def test_a_refused_email_and_emails_to_a_refused_domain_wait_while_others_may_probe() -> None:
+    scene, last = Scene(), email("bad.example")
+    while scene.breaker.fail(scene.breaker.begin(), "server_error", last := email("bad.example")) is Blame.EMAIL:
+        pass
+    scene.play("wait")
+
+    assert [scene.breaker.admits(other) for other in (last, email("bad.example"), email())] == [False, False, True]
+    assert scene.breaker.suspect_wait_seconds(last) == SUSPECT_SECONDS
+    scene.now += SUSPECT_SECONDS
+    assert scene.breaker.admits(last)
+
+
+def test_a_single_throttled_email_waits_for_longer_each_time() -> None:
+    scene, lone, waits = Scene(), email(), []
+    for _ in range(10):
+        scene.breaker.pause(scene.breaker.begin(), None, "throttled", lone)
+        waits.append(scene.breaker.single_email_wait_seconds(lone))
+
+    assert waits[:3] == [1.0, 2.0, 4.0]
+    assert waits[-1] == waits[-2] == 64.0
+
+
+def test_a_lone_rejected_email_fails_after_five_minutes_and_a_dozen_tries() -> None:
+    scene, lone = Scene(), email()
+    began_at, tries = scene.now, 1
+
+    while scene.reject(lone) is Blame.UNKNOWN:
+        scene.now += scene.breaker.single_email_wait_seconds(lone)
+        tries += 1
+
+    assert UNCLEAR_SECONDS <= scene.now - began_at < UNCLEAR_SECONDS + LONGEST_OPEN_SECONDS + 5
+    assert tries <= 12
+    assert scene.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("domain", "workers"), [("", 1), ("", 2), ("", 6), ("", 16), ("one.example", 1), ("one.example", 2)]
+)
+def test_one_rejected_email_per_minute_is_enough_to_find_the_provider_at_fault(domain: str, workers: int) -> None:
+    """Emails with long waits are released, so any worker may try them next."""
+    random, scenes, blames = Random(workers), [Scene() for _ in range(workers)], set[Blame]()
+    now = began_at = scenes[0].now
+    emails, tries = list[OutgoingEmail](), list[tuple[float, int, Scene]]()
+
+    while ready := [scene for scene in scenes if scene.breaker.reason is None]:
+        if now >= began_at + 60 * len(emails):
+            tries.append((now, len(emails), random.choice(ready)))
+            emails.append(email(domain))
+        for each in [each for each in tries if each[0] <= now]:
+            tries.remove(each)
+            _, number, scene = each
+            if scene.breaker.reason is not None:
+                tries.append((now + 1, number, random.choice(ready)))
+                continue
+            scene.now = now
+            blames.add(scene.reject(emails[number]))
+            wait = scene.breaker.single_email_wait_seconds(emails[number])
+            tries.append((now + wait, number, random.choice(ready) if wait >= OTHER_WORKERS_SECONDS else scene))
+        now += 0.5
+
+    assert blames == {Blame.UNKNOWN, Blame.PROVIDER}
+
+
+def test_bad_emails_that_stopped_the_provider_together_fail_at_last() -> None:
+    scene, bad = Scene(), [email() for _ in range(3)]
+    failed: set[int] = set()
+
+    for _ in range(UNCLEAR_TRIES):
+        failed |= {number for number in range(3) if scene.reject(bad[number]) is Blame.EMAIL}
+        scene.play("wait, ok")
+
+    assert failed == {0, 1, 2}
+
+
+def test_a_provider_that_rejects_every_probe_stays_open_for_longer_and_no_email_fails() -> None:
+    scene, backlog = Scene(), [email(f"shop{number % 3}.example") for number in range(100)]
+    waits = []
+    for round_ in range(200):
+        assert scene.reject(backlog[round_ % 100]) is not Blame.EMAIL
+        if scene.breaker.state is BreakerState.OPEN:
+            waits.append(scene.breaker.wait_seconds)
+            scene.now += waits[-1] + SUSPECT_SECONDS
+
+    assert waits[:3] == [FIRST_OPEN_SECONDS, 2 * FIRST_OPEN_SECONDS, 4 * FIRST_OPEN_SECONDS]
+    assert waits[-1] == LONGEST_OPEN_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("senders", "needed"), [(["a@a.example", "b@b.example", "c@c.example"], 3), (["a@a.example"], 3 * ALIKE_FACTOR)]
+)
+def test_rejections_because_of_the_sender_count_by_senders(senders: list[str], needed: int) -> None:
+    scene = Scene()
+
+    emails = [email(sender=senders[number % len(senders)]) for number in range(needed)]
+    blames = [scene.reject(each, in_a_row=SENDER.in_a_row, by_sender=True) for each in emails]
+
+    assert blames == [Blame.UNKNOWN] * (needed - 1) + [Blame.PROVIDER]
+
+
+def test_the_number_of_remembered_emails_is_limited() -> None:
+    suspects, first = SuspectEmails(), email()
+    suspects.note(first, 0, 0)
+
+    for _ in range(MAX_REMEMBERED):
+        suspects.note(email(), 0, 0)
+
+    assert suspects.times(first) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
@@ -21,31 +21,39 @@ from tests.waiting import DEADLINE_SECONDS, until, until_answer
 DOMAIN = "example.org"
 
 
+class World:
+    """The ceilings in the database, and the gates of workers."""
+
+    def __init__(self, pool: Pool, connection: psycopg.Connection) -> None:
+        self.pool = pool
+        self.connection = connection
+
+    def limit(self, domain: str = DOMAIN, *, rate: float | None = None, slots: int | None = None) -> DomainLimit:
+        """Sets the ceiling of a domain."""
+        self.connection.execute(
+            "insert into dispatcher.domain_limit (domain, per_second, concurrent, tokens) values (%s, %s, %s, 1e9)"
+            " on conflict (domain) do update set per_second = excluded.per_second, concurrent = excluded.concurrent",
+            [domain, rate, slots],
+        )
+        return DomainLimit(domain, rate, slots)
+
+    def store(self, worker: str = "w0") -> DomainStore:
+        return DomainStore(self.pool, worker=worker)
+
+    def gates(self, *limits: DomainLimit, worker: str = "w0", most_waiting: int = 100) -> DomainGates:
+        """The gates of a worker that has read these ceilings."""
+        gates = DomainGates(self.store(worker), most_waiting=most_waiting)
+        gates.update({limit.domain: limit for limit in limits})
+        return gates
+
+
 @pytest.fixture
-async def pool(database_url: str) -> AsyncIterator[Pool]:
-    """Database sessions for two workers."""
-    opened = make_pool(database_url, name="test domains", size=2)
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
-def set_limit(
-    connection: psycopg.Connection, domain: str = DOMAIN, *, rate: float | None = None, slots: int | None = None
-) -> DomainLimit:
-    connection.execute(
-        "insert into dispatcher.domain_limit (domain, per_second, concurrent, tokens) values (%s, %s, %s, 1e9)"
-        " on conflict (domain) do update set per_second = excluded.per_second, concurrent = excluded.concurrent",
-        [domain, rate, slots],
-    )
-    connection.commit()
-    return DomainLimit(domain, rate, slots)
-
-
-def gates_of(pool: Pool, *limits: DomainLimit, worker: str = "w0", most_waiting: int = 100) -> DomainGates:
-    gates = DomainGates(DomainStore(pool, worker=worker), most_waiting=most_waiting)
-    gates.update({limit.domain: limit for limit in limits})
-    return gates
+async def world(database_url: str, connection: psycopg.Connection) -> AsyncIterator[World]:
+    """A separate database with sessions for two workers."""
+    pool = make_pool(database_url, name="test domains", size=2)
+    await pool.open()
+    yield World(pool, connection)
+    await pool.close()
 
 
 def email(*to: str) -> OutgoingEmail:
@@ -83,10 +91,10 @@ class Sender:
             await until_answer(lambda: self.send(worker, seconds))
 
 
-async def test_two_workers_together_never_exceed_the_rate(pool: Pool, connection: psycopg.Connection) -> None:
+async def test_two_workers_together_never_exceed_the_rate(world: World) -> None:
     rate = 100.0
-    limit = set_limit(connection, rate=rate)
-    sender = Sender(*(gates_of(pool, limit, worker=f"w{number}") for number in range(2)))
+    limit = world.limit(rate=rate)
+    sender = Sender(*(world.gates(limit, worker=f"w{number}") for number in range(2)))
     began_at = time.monotonic()
 
     await asyncio.gather(*(sender.keep_sending(worker, 25, 0) for worker in sender.workers for _ in range(2)))
@@ -96,23 +104,19 @@ async def test_two_workers_together_never_exceed_the_rate(pool: Pool, connection
     assert rate * (seconds + BURST_SECONDS + 2 * CLAIM_SECONDS) >= 100
 
 
-async def test_an_email_beyond_the_rate_is_refused_at_once_and_costs_no_statement(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    limit = set_limit(connection, rate=1)
-    sender = Sender(gates_of(pool, limit))
+async def test_an_email_beyond_the_rate_is_refused_at_once_and_costs_no_statement(world: World) -> None:
+    limit = world.limit(rate=1)
+    sender = Sender(world.gates(limit))
     assert await sender.send(sender.workers[0], 0)
     assert not await sender.send(sender.workers[0], 0)
-    await pool.close()
+    await world.pool.close()
 
     assert not any([await sender.send(sender.workers[0], 0) for _ in range(10)])
 
 
-async def test_two_workers_together_never_send_more_at_the_same_time_and_share_the_slots(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    limit = set_limit(connection, slots=3)
-    sender = Sender(*(gates_of(pool, limit, worker=f"w{number}") for number in range(2)))
+async def test_two_workers_together_never_send_more_at_the_same_time_and_share_the_slots(world: World) -> None:
+    limit = world.limit(slots=3)
+    sender = Sender(*(world.gates(limit, worker=f"w{number}") for number in range(2)))
 
     sent = await asyncio.gather(*(sender.keep_sending(worker, 5, 0.02) for worker in sender.workers for _ in range(6)))
 
@@ -120,9 +124,9 @@ async def test_two_workers_together_never_send_more_at_the_same_time_and_share_t
     assert (sender.sent, sender.most_at_once) == (60, 3)
 
 
-async def test_a_single_slot_changes_hands(pool: Pool, connection: psycopg.Connection) -> None:
-    limit = set_limit(connection, slots=1)
-    first, second = (gates_of(pool, limit, worker=f"w{number}") for number in range(2))
+async def test_a_single_slot_changes_hands(world: World) -> None:
+    limit = world.limit(slots=1)
+    first, second = (world.gates(limit, worker=f"w{number}") for number in range(2))
     sender = Sender(first, second)
     greedy = [asyncio.create_task(sender.keep_sending(first, 100_000, 0.01)) for _ in range(3)]
     await until(lambda: sender.sent)
@@ -135,36 +139,26 @@ async def test_a_single_slot_changes_hands(pool: Pool, connection: psycopg.Conne
     await asyncio.gather(*greedy, return_exceptions=True)
 
 
-async def test_the_slots_of_a_dead_worker_are_free_after_a_while_and_those_of_an_idle_one_at_once(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    limit = set_limit(connection, slots=1)
-    store = DomainStore(pool, worker="dead")
+async def test_the_slots_of_a_dead_worker_are_free_after_a_while_and_those_of_an_idle_one_at_once(world: World) -> None:
+    limit = world.limit(slots=1)
+    store = world.store("dead")
     assert await store.claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 1)
-    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 0)
+    assert await world.store("w0").claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 0)
 
-    connection.execute(
+    world.connection.execute(
         "update dispatcher.domain_limit"
         " set holders = jsonb_set(holders, '{dead,until}', to_jsonb(extract(epoch from now())))"
     )
-    connection.commit()
-    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 1)
+    assert await world.store("w0").claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 1)
 
-    sender = Sender(gates_of(pool, limit, worker="w0"))
+    sender = Sender(world.gates(limit, worker="w0"))
     assert await sender.send(sender.workers[0], 0)
-    await until(lambda: _holders(connection) == {})
+    holders = "select holders from dispatcher.domain_limit"
+    await until(lambda: world.connection.execute(holders).fetchone() == ({},))
 
 
-def _holders(connection: psycopg.Connection) -> object:
-    row = connection.execute("select holders from dispatcher.domain_limit").fetchone()
-    connection.commit()
-    return row and row[0]
-
-
-async def test_an_email_waits_only_shortly_for_a_slot_and_only_a_few_wait(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    gates = gates_of(pool, set_limit(connection, slots=1), most_waiting=2)
+async def test_an_email_waits_only_shortly_for_a_slot_and_only_a_few_wait(world: World) -> None:
+    gates = world.gates(world.limit(slots=1), most_waiting=2)
     sender = Sender(gates)
     (gate,) = await gates.enter(email())
     began_at = time.monotonic()
@@ -177,8 +171,8 @@ async def test_an_email_waits_only_shortly_for_a_slot_and_only_a_few_wait(
     assert await sender.send(gates, 0)
 
 
-async def test_a_cancelled_email_takes_no_slot(pool: Pool, connection: psycopg.Connection) -> None:
-    gates = gates_of(pool, set_limit(connection, slots=1))
+async def test_a_cancelled_email_takes_no_slot(world: World) -> None:
+    gates = world.gates(world.limit(slots=1))
     (gate,) = await gates.enter(email())
     waiting = [asyncio.create_task(gates.enter(email())) for _ in range(2)]
     await asyncio.sleep(0)
@@ -190,11 +184,9 @@ async def test_a_cancelled_email_takes_no_slot(pool: Pool, connection: psycopg.C
     assert waiting[0].cancelled()
 
 
-async def test_an_email_to_several_domains_needs_all_of_them_and_gives_back_what_it_got(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    limits = [set_limit(connection, "a.example", rate=1), set_limit(connection, "b.example", slots=1)]
-    gates = gates_of(pool, *limits, most_waiting=1)
+async def test_an_email_to_several_domains_needs_all_of_them_and_gives_back_what_it_got(world: World) -> None:
+    limits = [world.limit("a.example", rate=1), world.limit("b.example", slots=1)]
+    gates = world.gates(*limits, most_waiting=1)
     (busy,) = await gates.enter(email("x@b.example"))
 
     with pytest.raises(DomainFull) as raised:
@@ -202,40 +194,27 @@ async def test_an_email_to_several_domains_needs_all_of_them_and_gives_back_what
     assert raised.value.domain == "b.example"
 
     busy.leave(0)
-    assert await _names(gates, "y@a.example", "y@b.example") == ["a.example", "b.example"]
-
-
-async def _names(gates: DomainGates, *to: str) -> Sequence[str]:
-    entered: Sequence[DomainGate] = await gates.enter(email(*to))
-    return [gate.domain for gate in entered]
+    entered = await gates.enter(email("y@a.example", "y@b.example"))
+    assert [gate.domain for gate in entered] == ["a.example", "b.example"]
 
 
 @pytest.mark.parametrize(
-    ("to", "is_limited"),
-    [("ann@example.org", True), ("ann@EXAMPLE.org", True), ("ann@mail.example.org", False), ("ann@example.com", False)],
+    ("domain", "to", "is_limited"),
+    [
+        *((DOMAIN, to, True) for to in ("ann@example.org", "ann@EXAMPLE.org")),
+        *((DOMAIN, to, False) for to in ("ann@mail.example.org", "ann@example.com")),
+        ("xn--bcher-kva.example", "ann@bücher.example", True),  # compared in the form of DNS
+    ],
 )
-async def test_a_domain_includes_no_subdomain(
-    pool: Pool, connection: psycopg.Connection, to: str, is_limited: bool
-) -> None:
-    gates = gates_of(pool, set_limit(connection, slots=1))
+async def test_a_domain_includes_no_subdomain(world: World, domain: str, to: str, is_limited: bool) -> None:
+    gates = world.gates(world.limit(domain, slots=1))
 
     assert bool(await gates.enter(email(to))) is is_limited
-    assert gates.concern("smtp")
-    assert not gates.concern("sendgrid")
+    assert (gates.concern("smtp"), gates.concern("sendgrid")) == (True, False)
 
 
-async def test_an_internationalized_domain_is_compared_in_the_form_of_dns(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    gates = gates_of(pool, set_limit(connection, "xn--bcher-kva.example", slots=1))
-
-    assert await gates.enter(email("ann@bücher.example"))
-
-
-async def test_emails_that_wait_are_sent_when_the_ceiling_is_removed(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    gates = gates_of(pool, set_limit(connection, slots=1))
+async def test_emails_that_wait_are_sent_when_the_ceiling_is_removed(world: World) -> None:
+    gates = world.gates(world.limit(slots=1))
     await gates.enter(email())
     waiting = asyncio.create_task(gates.enter(email()))
     await asyncio.sleep(0)
@@ -246,17 +225,17 @@ async def test_emails_that_wait_are_sent_when_the_ceiling_is_removed(
     assert await gates.enter(email()) == []
 
 
-async def test_while_postgresql_is_unreachable_no_email_passes(pool: Pool, connection: psycopg.Connection) -> None:
-    gates = gates_of(pool, set_limit(connection, rate=100))
-    await pool.close()
+async def test_while_postgresql_is_unreachable_no_email_passes(world: World) -> None:
+    gates = world.gates(world.limit(rate=100))
+    await world.pool.close()
 
     with pytest.raises(DomainFull):
         await gates.enter(email())
 
 
-async def test_the_pace_is_that_of_the_lowest_ceiling(pool: Pool, connection: psycopg.Connection) -> None:
+async def test_the_pace_is_that_of_the_lowest_ceiling(world: World) -> None:
     async def pace(limit: DomainLimit) -> float:
-        return DomainGate(DomainStore(pool, worker="w0"), limit, asyncio.Semaphore(1)).pace
+        return DomainGate(world.store("w0"), limit, asyncio.Semaphore(1)).pace
 
     by_rate, by_slots = await pace(DomainLimit(DOMAIN, 10)), await pace(DomainLimit(DOMAIN, None, 4))
 
@@ -265,25 +244,23 @@ async def test_the_pace_is_that_of_the_lowest_ceiling(pool: Pool, connection: ps
     assert await pace(DomainLimit(DOMAIN, 10, 4)) == by_slots
 
 
-async def test_a_new_worker_begins_with_the_length_of_attempts_that_another_has_measured(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
-    (gate,) = await gates_of(pool, set_limit(connection, slots=4)).enter(email())
+async def test_a_new_worker_begins_with_the_length_of_attempts_that_another_has_measured(world: World) -> None:
+    (gate,) = await world.gates(world.limit(slots=4)).enter(email())
     assert gate.pace == EAGERNESS * 4
 
     gate.leave(0.01)
 
     await until(lambda: gate.pace == pytest.approx(EAGERNESS * 4 / 0.01))
-    limit = (await read_controls(pool)).domains[DOMAIN]
-    (other,) = await gates_of(pool, limit, worker="w1").enter(email())
+    limit = (await read_controls(world.pool)).domains[DOMAIN]
+    (other,) = await world.gates(limit, worker="w1").enter(email())
     assert other.pace == pytest.approx(gate.pace)
 
 
 async def test_the_length_of_attempts_is_the_mean_of_all_workers_in_which_new_attempts_count_a_tenth(
-    pool: Pool, connection: psycopg.Connection
+    world: World,
 ) -> None:
-    set_limit(connection, slots=4)
-    stores = [DomainStore(pool, worker=f"w{number}") for number in range(2)]
+    world.limit(slots=4)
+    stores = [world.store(f"w{number}") for number in range(2)]
 
     for number, lengths, expected in (
         (0, [], None),

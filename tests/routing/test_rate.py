@@ -1,17 +1,20 @@
-"""All workers share a maximum rate: they take tokens from PostgreSQL, which refills the tokens by its own clock."""
+"""All workers share a maximum rate: they take tokens from PostgreSQL, which refills the tokens by its own clock. Lanes
+take turns for tokens and for a provider's connections."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from datetime import datetime
+from typing import Any
 
 import psycopg
 import pytest
 
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.errors import StoreUnavailable
 from dispatcher.routing.breaker import CircuitBreaker
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import BURST_SECONDS, CHUNK_SECONDS, RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import Pool, make_pool
@@ -30,6 +33,21 @@ async def pool(database_url: str) -> AsyncIterator[Pool]:
     await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def store(pool: Pool) -> ProviderStore:
+    """The statements of a worker, for which a bucket exists."""
+    store = ProviderStore(pool, slot="w0")
+    await store.begin_rate("smtp", CEILING)
+    return store
+
+
+def value_of(connection: psycopg.Connection, column: str) -> Any:
+    """A column of the bucket."""
+    row = connection.execute(f"select {column} from provider_rate".encode()).fetchone()  # noqa: S608
+    assert row is not None
+    return row[0]
 
 
 def database_clock(connection: psycopg.Connection) -> float:
@@ -52,14 +70,15 @@ async def test_two_workers_together_never_exceed_the_ceiling(pool: Pool, connect
     assert CEILING * (seconds + BURST_SECONDS) >= 300
 
 
-async def test_at_most_one_burst_of_tokens_is_saved(pool: Pool, connection: psycopg.Connection) -> None:
-    store = ProviderStore(pool, slot="w0")
-    await store.begin_rate("smtp", CEILING)
+async def test_at_most_one_burst_of_tokens_is_saved(store: ProviderStore, connection: psycopg.Connection) -> None:
     connection.execute("update provider_rate set refilled_at = now() - interval '1 hour'")
 
     tokens, rate = await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=10_000)
 
     assert (tokens, rate) == (50, CEILING)
+    assert (await store.take_tokens("smtp", ceiling=20.0, burst=5, wanted=1))[1] == 20.0, (
+        "a lower ceiling holds at once"
+    )
 
 
 async def test_a_clock_set_back_empties_the_bucket_but_does_not_block_it(
@@ -74,9 +93,9 @@ async def test_a_clock_set_back_empties_the_bucket_but_does_not_block_it(
         assert await asyncio.wait_for(limit.take(), DEADLINE_SECONDS)
 
 
-async def test_throttling_halves_the_rate_once_and_it_recovers(pool: Pool, connection: psycopg.Connection) -> None:
-    store = ProviderStore(pool, slot="w0")
-    await store.begin_rate("smtp", CEILING)
+async def test_throttling_halves_the_rate_once_and_it_recovers(
+    store: ProviderStore, connection: psycopg.Connection
+) -> None:
 
     began = database_clock(connection)
     halved = [await store.halve_rate("smtp", CEILING) for _ in range(5)]
@@ -85,23 +104,14 @@ async def test_throttling_halves_the_rate_once_and_it_recovers(pool: Pool, conne
     assert len([rate for rate in halved if rate]) <= 1 + int(lasted), "the rate was halved twice within a second"
 
     connection.execute("update provider_rate set per_second = %s, refilled_at = now() - interval '5 seconds'", [250.0])
-    before = refilled_at(connection)
+    before = value_of(connection, "refilled_at")
     _, rate = await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1)
-    seconds = (refilled_at(connection) - before).total_seconds()
+    seconds = (value_of(connection, "refilled_at") - before).total_seconds()
     assert seconds >= 5
     assert rate == pytest.approx(min(CEILING, 250 + seconds * CEILING / 20))
     connection.execute("update provider_rate set refilled_at = now() - interval '1 minute'")
     _, rate = await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1)
     assert rate == CEILING
-
-
-async def test_a_lowered_ceiling_holds_at_once(pool: Pool, connection: psycopg.Connection) -> None:
-    store = ProviderStore(pool, slot="w0")
-    await store.begin_rate("smtp", CEILING)
-
-    _, rate = await store.take_tokens("smtp", ceiling=20.0, burst=5, wanted=1)
-
-    assert rate == 20.0
 
 
 async def test_a_missing_bucket_is_created_and_fills(pool: Pool) -> None:
@@ -131,12 +141,12 @@ async def test_the_rate_is_halved_when_the_pause_is_over_and_not_before(
     await limit.take()
 
     limit.slow_down()
-    assert rate_of(connection) == CEILING
+    assert value_of(connection, "per_second") == CEILING
     began = database_clock(connection)
     await limit.take()
 
     climbed = (database_clock(connection) - began) * CEILING / 20
-    assert CEILING / 2 <= rate_of(connection) <= CEILING / 2 + climbed
+    assert CEILING / 2 <= value_of(connection, "per_second") <= CEILING / 2 + climbed
 
 
 async def test_cancelling_a_wait_for_a_token_does_not_affect_the_next(pool: Pool) -> None:
@@ -150,54 +160,32 @@ async def test_cancelling_a_wait_for_a_token_does_not_affect_the_next(pool: Pool
     assert [await task for task in waiting[1::2]] == [True] * 5
 
 
-def rate_of(connection: psycopg.Connection) -> float:
-    row = connection.execute("select per_second from provider_rate").fetchone()
-    assert row is not None
-    return float(row[0])
-
-
 @pytest.mark.parametrize(
     ("ceilings", "window"),
     [([None], 256), ([0.1], 3), ([1.0], 30), ([200.0], 256), ([1.0, 2.0], 90), ([1.0, None], 256)],
 )
 def test_the_window_is_limited_by_the_ceilings(ceilings: list[float | None], window: int) -> None:
     store = ProviderStore(make_pool("postgresql://unused", name="unused", size=1), slot="w0")
-    routes = Routes(
-        [
-            Route(
-                ScriptedProvider(),
-                CircuitBreaker(lambda: 0.0, lambda *_: None),
-                RateLimit(store, "smtp", each) if each else None,
-            )
-            for each in ceilings
-        ]
-    )
+    breaker = CircuitBreaker(lambda: 0.0, lambda *_: None)
+    limits = [RateLimit(store, "smtp", each) if each else None for each in ceilings]
+    routes = Routes([Route(ScriptedProvider(), breaker, limit) for limit in limits])
 
     assert routes.window(256, 30.0) == window
 
 
 async def test_a_worker_that_waited_for_the_bucket_does_not_refill_the_same_time_again(
-    pool: Pool, database_url: str, connection: psycopg.Connection
+    store: ProviderStore, database_url: str, connection: psycopg.Connection
 ) -> None:
-    store = ProviderStore(pool, slot="w0")
-    await store.begin_rate("smtp", CEILING)
     with psycopg.connect(database_url) as other:
         other.execute("select from provider_rate for update")
         waiting = asyncio.create_task(store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1))
         await until(lambda: waits_for_a_lock(connection))
         other.execute("update provider_rate set tokens = 0, refilled_at = clock_timestamp()")
-        counted_until = refilled_at(other)
+        counted_until = value_of(other, "refilled_at")
 
     await waiting
 
-    assert refilled_at(connection) >= counted_until
-
-
-def refilled_at(connection: psycopg.Connection) -> datetime:
-    row = connection.execute("select refilled_at from provider_rate").fetchone()
-    assert row is not None
-    assert isinstance(row[0], datetime)
-    return row[0]
+    assert value_of(connection, "refilled_at") >= counted_until
 
 
 def waits_for_a_lock(connection: psycopg.Connection) -> bool:
@@ -290,3 +278,40 @@ async def test_lanes_that_always_wait_share_the_tokens_by_weight(pool: Pool) -> 
     )
     for task in waiting:
         task.cancel()
+
+
+async def test_an_urgent_email_gets_the_next_free_slot_however_many_bulk_emails_wait() -> None:
+    gate = Gate(2, LaneWeights())
+    served: list[str] = []
+
+    async def attempt(lane: str) -> None:
+        await gate.acquire(lane)
+        served.append(lane)
+
+    bulk = [asyncio.create_task(attempt("bulk")) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert served == ["bulk"] * 2
+    urgent = asyncio.create_task(attempt("urgent"))
+    await asyncio.sleep(0)
+    gate.release()
+    await urgent
+
+    assert served == ["bulk", "bulk", "urgent"]
+    for task in bulk:
+        task.cancel()
+
+
+async def test_a_cancelled_wait_loses_no_slot() -> None:
+    gate = Gate(1, LaneWeights())
+    await gate.acquire("normal")
+    waiting = [asyncio.create_task(gate.acquire("normal")) for _ in range(3)]
+    await asyncio.sleep(0)
+
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    gate.release()  # grants the slot to the second, which is cancelled before it runs again
+    waiting[1].cancel()
+    await waiting[2]
+
+    gate.release()
+    await asyncio.wait_for(gate.acquire("normal"), 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -18,7 +18,6 @@ from dispatcher.domain.outcome import (
     Reason,
     Rejected,
     Uncertain,
-    outcome_name,
 )
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -57,15 +56,16 @@ class Scene:
     @staticmethod
     def email() -> OutgoingEmail:
         """An email to a unique domain."""
-        number = uuid4()
-        return OutgoingEmail(
-            number, datetime.now(UTC), "shop@example.com", (f"ann@{number.hex}.example",), "Hello", "Hi"
-        )
+        return an_email(email_id=(number := uuid4()), to=(f"ann@{number.hex}.example",))
 
-    def hear(self, name: str, outcome: Outcome, times: int = 1) -> None:
-        """Tries emails on this provider, each with this outcome."""
-        for _ in range(times):
-            self.by_name[name].record_outcome(outcome, self.by_name[name].breaker.begin(), self.email())
+    def hear(self, name: str, outcome: Outcome, times: int = 1, *, is_already_counted: bool = False) -> list[Blame]:
+        """Tries emails on this provider, each with this outcome; returns whom the breaker blamed."""
+        route = self.by_name[name]
+        trials = (route.breaker.begin() for _ in range(times))
+        return [
+            route.record_outcome(outcome, trial, self.email(), is_already_counted=is_already_counted)
+            for trial in trials
+        ]
 
     def fault(self, name: str) -> None:
         """Reports a fault of the provider."""
@@ -81,18 +81,25 @@ class Scene:
         """Seconds until a templated email is due again."""
         return self.routes.delay_seconds(self.routes.capable(TEMPLATED, unable))
 
+    def half_open(self, name: str) -> None:
+        """Reports a fault of the provider, and waits until the provider may be probed."""
+        self.fault(name)
+        self.now += FIRST_OPEN_SECONDS
+        assert self.state(name) is BreakerState.HALF_OPEN
+
+    def limits(self) -> tuple[str | None, int | None, float, float | None]:
+        """The chosen provider, the room, and the seconds of the wait and until the next change."""
+        return self.chosen(), self.routes.room, self.routes.wait_seconds, self.routes.change_seconds
+
     def state(self, name: str) -> BreakerState:
         """The breaker state of this provider."""
         return self.by_name[name].breaker.state
 
 
-def test_the_first_provider_in_order_is_chosen_while_it_may_be_tried() -> None:
-    assert Scene().chosen() == "a"
-
-
-def test_providers_that_refused_are_not_chosen() -> None:
+def test_the_first_provider_that_did_not_refuse_is_chosen() -> None:
     scene = Scene()
 
+    assert scene.limits() == ("a", None, 0.0, None)
     assert [scene.chosen("a"), scene.chosen("a", "b"), scene.chosen("a", "b", "c")] == ["b", "c", None]
 
 
@@ -101,20 +108,11 @@ def test_a_provider_that_an_operator_paused_is_skipped_until_the_operator_resume
 
     assert scene.routes.pause({"a", "unknown"})
     assert not scene.routes.pause({"a"})
-    assert (scene.chosen(), scene.chosen("b"), scene.routes.room, scene.routes.wait_seconds) == ("b", None, None, 0.0)
+    assert (scene.limits(), scene.chosen("b")) == (("b", None, 0.0, None), None)
     scene.routes.pause({"a", "b"})
-    assert (scene.chosen(), scene.routes.room, scene.routes.wait_seconds) == (None, 0, math.inf)
-    assert (scene.routes.change_seconds, scene.routes.are_all_paused) == (None, True)
+    assert (scene.limits(), scene.routes.are_all_paused) == ((None, 0, math.inf, None), True)
     scene.routes.pause(())
     assert (scene.chosen(), scene.routes.paused) == ("a", frozenset())
-
-
-def test_an_email_that_only_a_paused_provider_can_send_is_due_again_after_a_bounded_time() -> None:
-    scene = Scene("ab", a=NO_TEMPLATES)
-    scene.routes.pause({"b"})
-
-    assert scene.chosen(email=TEMPLATED) is None
-    assert scene.delay_seconds() == LONGEST_OPEN_SECONDS * (1 + DELAY_SPREAD)
 
 
 @pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))
@@ -122,8 +120,10 @@ def test_a_provider_that_fails_or_throttles_is_skipped(reason: Reason) -> None:
     scene = Scene()
 
     scene.hear("a", Deferred(reason), FAILURES_IN_A_ROW)
-
     assert scene.chosen() == "b"
+    scene.hear("b", THROTTLED)  # one with a time is enough
+
+    assert (scene.chosen(), scene.state("b")) == ("c", BreakerState.PAUSED)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,11 @@ def test_a_provider_that_opens_no_connection_is_soon_paused_and_no_email_is_at_f
     reason: Reason, failures: int
 ) -> None:
     scene = Scene()
-    route, unreached = scene.by_name["a"], Deferred(reason, known_concern=Concern.PROVIDER)
 
-    blames = [route.record_outcome(unreached, route.breaker.begin(), scene.email()) for _ in range(failures)]
+    blames = scene.hear("a", Deferred(reason, known_concern=Concern.PROVIDER), failures)
 
     assert blames == [Blame.UNKNOWN] * (failures - 1) + [Blame.PROVIDER]
     assert scene.state("a") is BreakerState.OPEN
-
-
-def test_a_failed_connection_for_a_bulk_call_is_no_emails_fault() -> None:
-    route = Scene().by_name["a"]
-
-    blame = route.record_outcome(FAILED, route.breaker.begin(), PLAIN, is_already_counted=True)
-
-    assert blame is Blame.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -192,47 +183,34 @@ def test_the_reason_of_a_pause_has_the_servers_words_unless_they_are_about_an_em
     assert scene.by_name["a"].breaker.reason == reason
 
 
-def test_one_throttling_or_one_fault_is_enough() -> None:
-    scene = Scene()
-
-    scene.hear("a", THROTTLED)
-    scene.fault("b")
-
-    assert scene.chosen() == "c"
-    assert (scene.state("a"), scene.state("b")) == (BreakerState.PAUSED, BreakerState.OPEN)
-
-
 @pytest.mark.parametrize(
-    "outcome",
+    ("outcome", "state"),
     [
-        Accepted(),
-        Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"),
-        Deferred(Reason.RECIPIENT_DEFERRED, "greylisted", "451 4.7.1"),
+        (Accepted(), BreakerState.CLOSED),
+        (Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"), BreakerState.CLOSED),
+        (Deferred(Reason.RECIPIENT_DEFERRED, "greylisted", "451 4.7.1"), BreakerState.CLOSED),
+        (Uncertain("no answer"), BreakerState.OPEN),
     ],
-    ids=outcome_name,
+    ids=["accepted", "rejected", "deferred", "uncertain"],
 )
-def test_an_answer_about_an_email_shows_that_the_provider_works(outcome: Outcome) -> None:
+def test_an_answer_about_an_email_shows_that_the_provider_works(outcome: Outcome, state: BreakerState) -> None:
     scene = Scene()
-    scene.fault("a")
-    scene.now += FIRST_OPEN_SECONDS
-    assert scene.state("a") is BreakerState.HALF_OPEN
+    scene.half_open("a")
 
     scene.hear("a", outcome)
 
-    assert scene.state("a") is BreakerState.CLOSED
+    assert scene.state("a") is state
 
 
 @pytest.mark.parametrize(
     "outcome",
     [Rejected(Reason.INVALID_CONTENT, "our own rendering"), Deferred(Reason.INTERNAL_ERROR)],
-    ids=outcome_name,
+    ids=["rejected", "deferred"],
 )
 def test_a_refusal_by_the_adapter_says_nothing_about_the_provider(outcome: Outcome) -> None:
     scene = Scene()
     scene.hear("b", FAILED, FAILURES_IN_A_ROW - 1)
-    scene.fault("a")
-    scene.now += FIRST_OPEN_SECONDS
-    assert scene.state("a") is BreakerState.HALF_OPEN
+    scene.half_open("a")
 
     scene.hear("a", outcome)
     scene.hear("b", outcome)
@@ -242,21 +220,9 @@ def test_a_refusal_by_the_adapter_says_nothing_about_the_provider(outcome: Outco
     assert scene.state("b") is BreakerState.OPEN
 
 
-def test_a_missing_answer_does_not_show_that_the_provider_works() -> None:
-    scene = Scene()
-    scene.fault("a")
-    scene.now += FIRST_OPEN_SECONDS
-    assert scene.state("a") is BreakerState.HALF_OPEN
-
-    scene.hear("a", Uncertain("no answer"))
-
-    assert scene.state("a") is BreakerState.OPEN
-
-
 def test_one_email_probes_and_the_others_use_the_next_provider() -> None:
     scene = Scene()
-    scene.fault("a")
-    scene.now += FIRST_OPEN_SECONDS
+    scene.half_open("a")
 
     assert scene.chosen() == "a"
     scene.by_name["a"].breaker.begin()
@@ -264,52 +230,35 @@ def test_one_email_probes_and_the_others_use_the_next_provider() -> None:
     assert scene.chosen() == "b"
 
 
-def test_there_is_no_limit_while_one_breaker_is_closed() -> None:
-    scene = Scene()
-    scene.fault("a")
-    scene.hear("b", THROTTLED)
-
-    assert (scene.routes.room, scene.routes.wait_seconds) == (None, 0.0)
-    assert scene.routes.change_seconds == FIRST_OPEN_SECONDS
-
-
 def test_without_an_available_provider_nothing_is_leased_until_the_first_may_be_probed() -> None:
     scene = Scene()
     scene.fault("a")
     scene.hear("b", THROTTLED)
+    assert scene.limits() == ("c", None, 0.0, FIRST_OPEN_SECONDS), "there is no limit while one breaker is closed"
     scene.hear("c", THROTTLED)
 
-    assert (scene.chosen(), scene.routes.room, scene.routes.wait_seconds) == (None, 0, FIRST_OPEN_SECONDS)
+    assert scene.limits() == (None, 0, FIRST_OPEN_SECONDS, FIRST_OPEN_SECONDS)
     scene.now += FIRST_OPEN_SECONDS
 
-    assert (scene.chosen(), scene.routes.room, scene.routes.wait_seconds) == ("a", 1, 0.0)
-    assert scene.routes.change_seconds == 90.0 - FIRST_OPEN_SECONDS
-
-
-def test_with_all_breakers_closed_there_is_no_wait() -> None:
-    assert Scene().routes.change_seconds is None
+    assert scene.limits() == ("a", 1, 0.0, 90.0 - FIRST_OPEN_SECONDS)
 
 
 def test_a_failed_bulk_call_counts_once_but_a_missing_answer_counts_for_each_email() -> None:
     scene = Scene()
-    first, rest = scene.by_name["a"], FAILURES_IN_A_ROW * 10
+    rest = FAILURES_IN_A_ROW * 10
 
-    for outcome in (Deferred(Reason.SERVER_ERROR), FAILED):
-        first.record_outcome(outcome, first.breaker.begin(), scene.email())
-        for _ in range(rest):
-            first.record_outcome(outcome, first.breaker.begin(), scene.email(), is_already_counted=True)
-    after_failures = scene.state("a")
-    for _ in range(rest):
-        first.record_outcome(Uncertain(), first.breaker.begin(), scene.email(), is_already_counted=True)
+    for outcome, blame in ((Deferred(Reason.SERVER_ERROR), Blame.EMAIL), (FAILED, Blame.UNKNOWN)):
+        scene.hear("a", outcome)
+        blames = scene.hear("a", outcome, rest, is_already_counted=True)
+        assert (set(blames), scene.state("a")) == ({blame}, BreakerState.CLOSED)
+    scene.hear("a", Uncertain(), rest, is_already_counted=True)
 
-    assert after_failures is BreakerState.CLOSED
     assert scene.state("a") is BreakerState.OPEN
 
 
 def test_a_probe_in_a_bulk_call_allows_another() -> None:
     scene = Scene()
-    scene.fault("a")
-    scene.now += FIRST_OPEN_SECONDS
+    scene.half_open("a")
     route = scene.by_name["a"]
     first, second = route.breaker.begin(), route.breaker.begin()
     failed = Deferred(Reason.SERVER_ERROR)
@@ -320,13 +269,10 @@ def test_a_probe_in_a_bulk_call_allows_another() -> None:
     assert (scene.state("a"), route.breaker.room) == (BreakerState.HALF_OPEN, 1)
 
 
-def test_memory_is_calculated_for_the_provider_that_makes_most_copies() -> None:
-    assert Scene("ab", a=Capabilities(copies=2), b=Capabilities(copies=4)).routes.copies == 4
+def test_a_provider_that_cannot_send_the_email_is_not_chosen_and_the_most_copies_need_memory() -> None:
+    scene = Scene("ab", a=NO_TEMPLATES, b=replace(ANYTHING, copies=4))
 
-
-def test_a_provider_that_cannot_send_the_email_is_not_chosen() -> None:
-    scene = Scene("ab", a=NO_TEMPLATES)
-
+    assert scene.routes.copies == 4
     assert (scene.chosen(), scene.chosen(email=TEMPLATED), scene.chosen("b", email=TEMPLATED)) == ("a", "b", None)
 
 
@@ -336,22 +282,22 @@ def test_an_email_is_delayed_as_long_as_its_only_provider_is_paused() -> None:
 
     assert (scene.chosen(email=TEMPLATED), scene.routes.room) == (None, None)
     assert scene.delay_seconds() == FIRST_OPEN_SECONDS * (1 + DELAY_SPREAD)
-
-
-def test_an_email_is_delayed_for_a_moment_while_another_email_probes_its_provider() -> None:
-    scene = Scene("ab", b=NO_TEMPLATES)
-    scene.fault("a")
     scene.now += FIRST_OPEN_SECONDS
-    scene.by_name["a"].breaker.begin()
+    scene.by_name["a"].breaker.begin()  # another email probes the provider
 
     assert scene.chosen(email=TEMPLATED) is None
     assert scene.delay_seconds() == MIN_DELAY_SECONDS * (1 + DELAY_SPREAD)
 
 
-def test_the_delay_of_an_email_is_limited_however_long_its_provider_is_paused() -> None:
+@pytest.mark.parametrize("is_paused_by_operator", [True, False])
+def test_the_delay_of_an_email_is_limited_however_long_its_provider_is_paused(is_paused_by_operator: bool) -> None:
     scene = Scene("ab", b=NO_TEMPLATES)
-    scene.hear("a", Deferred(Reason.THROTTLED, "slow down", "429", 3000.0))
+    if is_paused_by_operator:
+        scene.routes.pause({"a"})
+    else:
+        scene.hear("a", replace(THROTTLED, retry_after=3000.0))
 
+    assert scene.chosen(email=TEMPLATED) is None
     assert scene.delay_seconds() == LONGEST_OPEN_SECONDS * (1 + DELAY_SPREAD)
 
 

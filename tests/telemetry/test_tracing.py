@@ -63,6 +63,14 @@ def test_without_tracing_an_enqueue_keeps_its_callers_trace_context() -> None:
     assert (TRACER.is_on, enqueueing.traceparent) == (False, "00-1")
 
 
+def ending(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A program that has prepared tracing, with a log, and executed this code."""
+    prepared = (
+        f"from dispatcher.telemetry import log, tracing; log.configure('info', 'json'); tracing.prepare(); {code}"
+    )
+    return subprocess.run([sys.executable, "-c", prepared], env=environ, check=True, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("environ", "remedy"),
     [
@@ -71,9 +79,7 @@ def test_without_tracing_an_enqueue_keeps_its_callers_trace_context() -> None:
     ],
 )
 def test_an_obstacle_is_logged_with_its_remedy(environ: dict[str, str], remedy: str) -> None:
-    code = "from dispatcher.telemetry import log, tracing; log.configure('info', 'json'); tracing.prepare()"
-
-    ended = subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True)
+    ended = ending("", **environ)
 
     assert "tracing.unavailable" in ended.stdout
     assert remedy in ended.stdout
@@ -82,13 +88,8 @@ def test_an_obstacle_is_logged_with_its_remedy(environ: dict[str, str], remedy: 
 def test_missing_packages_are_logged_with_the_command_that_installs_them(tmp_path: Path) -> None:
     shadow = tmp_path / "opentelemetry.py"
     shadow.write_text("raise ModuleNotFoundError('No module named opentelemetry', name='opentelemetry')")
-    code = (
-        "from dispatcher.telemetry import log, tracing; log.configure('info', 'json');"
-        "tracing.prepare(); tracing.TRACER.begin('w0'); assert not tracing.TRACER.is_on"
-    )
-    environ = {**ENDPOINT, "PYTHONPATH": str(tmp_path)}
 
-    ended = subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True)
+    ended = ending("tracing.TRACER.begin('w0'); assert not tracing.TRACER.is_on", **ENDPOINT, PYTHONPATH=str(tmp_path))
 
     assert "pip install 'email-dispatcher[otel]'" in ended.stdout
     assert (ended.stdout.count("\n"), ended.stderr) == (1, "")

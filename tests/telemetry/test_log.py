@@ -1,4 +1,5 @@
-"""A process never waits long for a slow reader of its log, and counts lost lines."""
+"""A process never waits long for a slow reader of its log, and counts lost lines. An event has a limited number of
+lines per time window."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import structlog
 
 from dispatcher.telemetry import log, quick_log
 from dispatcher.telemetry.log_writer import MAX_WAIT_MS, LogWriter
+from dispatcher.telemetry.storms import LINES_PER_WINDOW, WINDOW_SECONDS, CountedLine, StormLimit
 
 LINE = b"x" * 1023 + b"\n"
 
@@ -34,6 +36,11 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
         structlog.contextvars.clear_contextvars()
     with suppress(OSError):
         os.close(reading)
+
+
+def without_time(line: str) -> str:
+    """A line without its timestamp."""
+    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", "<time>", line)
 
 
 def fill(lines: LogWriter) -> None:
@@ -52,16 +59,21 @@ def drain(reading: int) -> bytes:
     return content
 
 
-def test_a_blocked_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int, TextIO]) -> None:
-    _, stream = pipe
+@pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "blocked"])
+def test_a_slow_or_blocked_reader_costs_a_few_short_waits(pipe: tuple[int, TextIO], is_slow: bool) -> None:
+    reading, stream = pipe
     lines = LogWriter(stream)
+    assert os.get_blocking(stream.fileno()), "other processes still write to the same pipe"
     fill(lines)
 
     began_at = time.monotonic()
-    for _ in range(1000):
-        lines.write(LINE)
+    for _ in range(100):
+        if is_slow:
+            os.read(reading, 65536)
+        for _ in range(100):  # more lines than the pipe has room for
+            lines.write(LINE)
 
-    # If each of the 1,000 lines waited, this would take 50 seconds.
+    # If each of the 100 rounds waited, this would take 5 seconds.
     assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
 
 
@@ -93,45 +105,38 @@ def test_a_partly_written_line_is_completed_before_the_next(pipe: tuple[int, Tex
     assert first + drain(reading) == long_line + LINE
 
 
-def test_other_processes_still_write_to_the_same_pipe_in_blocking_mode(pipe: tuple[int, TextIO]) -> None:
-    _, stream = pipe
-
-    LogWriter(stream)
-
-    assert os.get_blocking(stream.fileno())
-
-
-def test_a_closed_pipe_raises_nothing(pipe: tuple[int, TextIO]) -> None:
+def test_a_closed_pipe_a_full_disk_and_a_socket_with_a_blocked_reader_raise_nothing(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    lines = LogWriter(stream)
     os.close(reading)
+    LogWriter(stream).write(LINE)
 
-    lines.write(LINE)
+    with Path("/dev/full").open("w") as full:
+        LogWriter(full).write(LINE)
 
-
-def test_a_socket_with_a_blocked_reader_does_not_delay() -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs, os.fdopen(os.dup(ours.fileno()), "w") as stream:
-        fill(LogWriter(stream))
+    with ours, theirs, os.fdopen(os.dup(ours.fileno()), "w") as connected:
+        fill(LogWriter(connected))
 
 
-def test_a_full_disk_raises_nothing() -> None:
-    with Path("/dev/full").open("w") as stream:
-        LogWriter(stream).write(LINE)
-
-
-@pytest.mark.parametrize("form", ["json", "text"])
-def test_the_log_continues_after_its_reader_was_blocked(pipe: tuple[int, TextIO], form: str) -> None:
+@pytest.mark.parametrize(("form", "is_quick"), [("json", False), ("text", False), ("json", True)])
+def test_the_log_continues_after_its_reader_was_blocked(pipe: tuple[int, TextIO], form: str, is_quick: bool) -> None:
     reading, stream = pipe
     log.configure("info", form, stream, worker="w0")
-    for number in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
-        log.get_log().info("email.attempted", detail="z" * 1000, number=number)
+
+    def write(**fields: object) -> None:
+        if is_quick:
+            quick_log.log.info("email.attempted", fields)
+        else:
+            log.get_log().info("email.attempted", **fields)
+
+    for _ in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
+        write(detail="z" * 1000)
     drain(reading)
 
-    log.get_log().info("relay.leading")
+    write(number=17)
 
     last = drain(reading).splitlines()[-1]
-    assert b"relay.leading" in last
+    assert b"number" in last
     assert b"lines_dropped" in last
 
 
@@ -151,28 +156,9 @@ def test_the_quick_log_writes_the_same_lines_as_structlog(pipe: tuple[int, TextI
     assert without_time(quickly) == without_time(slowly)
 
 
-def without_time(line: str) -> str:
-    """A line without its timestamp."""
-    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", "<time>", line)
-
-
-def test_the_quick_log_reports_lost_lines(pipe: tuple[int, TextIO]) -> None:
-    reading, stream = pipe
-    log.configure("info", "json", stream)
-    for _ in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
-        quick_log.log.info("email.attempted", {"detail": "z" * 1000})
-    drain(reading)
-
-    quick_log.log.info("email.attempted", {})
-
-    assert events(reading)[-1]["lines_dropped"] > 0
-
-
 def test_buffered_lines_of_the_quick_log_are_written_whole_and_in_order(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    log.configure("info", "json", stream)
-    soon: list[Callable[[], None]] = []
-    quick_log.log.buffer(soon.append)
+    soon = buffered(stream)
     for number in range(100):
         quick_log.log.info("email.attempted", {"number": number, "detail": "z" * 100})
     assert drain(reading) == b""
@@ -201,9 +187,7 @@ def test_a_written_piece_has_only_whole_lines_that_fit_into_a_pipe_at_once() -> 
 
 def test_a_line_that_json_cannot_encode_is_escaped_and_affects_no_other_line(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    log.configure("info", "json", stream)
-    soon: list[Callable[[], None]] = []
-    quick_log.log.buffer(soon.append)
+    buffered(stream)
 
     for detail in ("before", "\ud800", 2**64, "after"):
         quick_log.log.info("email.attempted", {"detail": detail})
@@ -214,26 +198,9 @@ def test_a_line_that_json_cannot_encode_is_escaped_and_affects_no_other_line(pip
     assert details == ["before", "'\\ud800'", "18446744073709551616", "after", "at once"]
 
 
-def test_a_slow_reader_does_not_delay_every_line(pipe: tuple[int, TextIO]) -> None:
-    reading, stream = pipe
-    lines = LogWriter(stream)
-    fill(lines)
-
-    began_at = time.monotonic()
-    for _ in range(100):
-        os.read(reading, 65536)
-        for _ in range(100):  # more lines than the pipe has room for
-            lines.write(LINE)
-
-    # If each of the 100 rounds waited, this would take 5 seconds.
-    assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
-
-
 def test_buffered_lines_report_lost_lines_once(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
-    log.configure("info", "json", stream)
-    soon: list[Callable[[], None]] = []
-    quick_log.log.buffer(soon.append)
+    buffered(stream)
     written = 3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000
     for _ in range(written):
         quick_log.log.info("email.attempted", {"detail": "z" * 1000})
@@ -248,21 +215,74 @@ def test_buffered_lines_report_lost_lines_once(pipe: tuple[int, TextIO]) -> None
     assert [count for count in counts if count] == [written - came]
 
 
+def buffered(stream: TextIO) -> list[Callable[[], None]]:
+    """Configures a quick log that buffers; returns the list of its calls that are due soon."""
+    soon: list[Callable[[], None]] = []
+    log.configure("info", "json", stream)
+    quick_log.log.buffer(soon.append)
+    return soon
+
+
 def events(reading: int) -> list[dict[str, Any]]:
     """The events in a JSON log."""
     return [orjson.loads(line) for line in drain(reading).splitlines()]
 
 
-def test_many_lines_of_one_event_do_not_suppress_other_events(pipe: tuple[int, TextIO]) -> None:
+class Clock:
+    """A clock that moves only when the test moves it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pass_on(limit: StormLimit, name: str) -> dict[str, Any] | None:
+    """The event if the limit passes it; None if the limit drops it."""
+    try:
+        return dict(limit(None, "info", {"event": name}))
+    except structlog.DropEvent:
+        return None
+
+
+def test_a_window_has_a_limited_number_of_lines_of_an_event_and_the_next_begins_with_the_number_of_the_others() -> None:
+    clock = Clock()
+    limit = StormLimit(clock)
+
+    passed = [pass_on(limit, "message.rejected") for _ in range(LINES_PER_WINDOW + 5)]
+
+    assert passed.count(None) == 5
+    assert pass_on(limit, "relay.leading") == {"event": "relay.leading"}
+    clock.now += WINDOW_SECONDS
+    assert pass_on(limit, "message.rejected") == {"event": "message.rejected", "suppressed": 5}
+    assert pass_on(limit, "message.rejected") == {"event": "message.rejected"}
+
+
+def test_the_log_limits_the_lines_of_an_event(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
 
-    for _ in range(1000):
+    for _ in range(LINES_PER_WINDOW + 5):
         log.get_log().warning("message.rejected")
-        log.get_log().info("email.attempted")
     log.get_log().info("relay.leading")
 
     names = [event["event"] for event in events(reading)]
-    assert names.count("message.rejected") == 100
-    assert names.count("email.attempted") == 1000
-    assert names[-1] == "relay.leading"
+    assert names == ["message.rejected"] * LINES_PER_WINDOW + ["relay.leading"]
+
+
+@pytest.mark.parametrize("name", ["email.attempted", "email.recovered"])
+def test_attempts_and_recoveries_of_emails_are_not_limited(name: str) -> None:
+    limit = StormLimit(Clock())
+
+    assert None not in [pass_on(limit, name) for _ in range(10 * LINES_PER_WINDOW)]
+
+
+def test_a_counted_line_is_due_once_per_period_with_the_count_since_the_previous_line() -> None:
+    clock = Clock()
+    line = CountedLine(30, clock)
+
+    assert [line.due() for _ in range(4)] == [1, 0, 0, 0]
+    clock.now = 30
+    assert line.due(2) == 5
+    assert line.due() == 0
+    assert CountedLine(30, clock).due(0) == 0, "there is nothing to count"
