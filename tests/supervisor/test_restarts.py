@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from datetime import datetime
 from itertools import pairwise
@@ -48,7 +49,7 @@ def test_an_ended_process_is_restarted_and_others_are_left_alone(starter: Parent
     eventually(lambda: len(starter.diary("serving")) == 4)
     nameless = signal.SIGRTMIN + 6
 
-    parent.send_to(parent.pid_of("b"), nameless)
+    os.kill(parent.pid_of("b"), nameless)
     parent.await_events("process.exited", role="b", exit_status=f"signal {nameless}")
     eventually(lambda: len(starter.diary("serving")) == 5)
     parent.send_to(parent.pid_of("b"), signal.SIGTERM)
