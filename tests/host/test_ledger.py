@@ -132,12 +132,14 @@ class TestLedgerOfADeadWorker:
             for number, outcome in enumerate(outcomes)
         ]
 
-    def test_a_recorded_attempt_is_cleared_and_its_slot_is_reused(self, tmp_path: Path) -> None:
+    def test_a_cleared_slot_is_reused_and_an_attempt_without_a_slot_is_refused(self, tmp_path: Path) -> None:
         def work(ledger: Ledger) -> None:
             for _ in range(10):
                 use(ledger)
             for _ in range(4):
                 leave(ledger, OTHER_ID, token=8)
+            with pytest.raises(IndexError):
+                leave(ledger, uuid4())
 
         found = after(tmp_path, work)
 
@@ -167,15 +169,6 @@ class TestLedgerOfADeadWorker:
 
         assert found.suspects == ()
         assert [attempt.email_id for attempt in found.attempts] == [ID]
-
-    def test_more_attempts_than_slots_are_refused_and_overwrite_nothing(self, tmp_path: Path) -> None:
-        def work(ledger: Ledger) -> None:
-            leave(ledger)
-            leave(ledger, OTHER_ID)
-            with pytest.raises(IndexError):
-                leave(ledger, uuid4())
-
-        assert [attempt.email_id for attempt in after(tmp_path, work, slots=2).attempts] == [ID, OTHER_ID]
 
     def test_a_ledger_with_open_attempts_is_kept_also_at_an_exit(self, tmp_path: Path) -> None:
         def work(ledger: Ledger) -> None:
@@ -259,7 +252,12 @@ class TestLedgerOfALiveWorker:
             with dead_ledger(path) as found:
                 assert found is None
 
-    def test_a_clean_exit_deletes_the_ledger(self, ledger: Ledger) -> None:
+    def test_a_ledger_is_private_and_whole_and_a_clean_exit_deletes_it(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path / "made", worker="host.example:w0:1", slot="s", slots=1000)
+        assert [path.name for path in ledger.path.parent.iterdir()] == ["host.example:w0:1.ledger"]
+        assert (ledger.path.stat().st_mode | ledger.path.parent.stat().st_mode) & 0o077 == 0
+        # If the file were sparse, a later write on a full disk would kill the worker with SIGBUS.
+        assert ledger.path.stat().st_blocks * 512 >= HEADER_BYTES + 1000 * SLOT_BYTES
         ledger.clear(leave(ledger))
 
         ledger.close()
@@ -278,17 +276,6 @@ class TestLedgerOfALiveWorker:
         shutil.rmtree(folderless.path.parent)
 
         assert not any(each.is_in_place for each in (deleted, replaced, folderless))
-
-    def test_only_its_own_user_may_read_a_ledger(self, ledger: Ledger) -> None:
-        assert ledger.path.stat().st_mode & 0o077 == 0
-        assert ledger.path.parent.stat().st_mode & 0o077 == 0
-
-    def test_the_whole_file_is_allocated_at_the_start(self, tmp_path: Path) -> None:
-        ledger = Ledger(tmp_path, worker="host.example:w0:1", slot="s", slots=1000)
-
-        # If the file were sparse, a later write on a full disk would kill the worker with SIGBUS.
-        assert ledger.path.stat().st_blocks * 512 >= HEADER_BYTES + 1000 * SLOT_BYTES
-        assert [path.name for path in tmp_path.iterdir()] == ["host.example:w0:1.ledger"]
 
 
 LEDGER_FILES: Final = (ledger_module.__file__, ledger_format.__file__)
