@@ -24,11 +24,6 @@ class EmailRecord:
     error_type: str | None
     locked_by: str | None
 
-    @property
-    def is_final(self) -> bool:
-        """Whether the email has a final status, which no process changes."""
-        return self.status in FINAL
-
 
 @dataclass(frozen=True, slots=True)
 class Books:

@@ -1,4 +1,4 @@
-"""A separate host for each test, removed afterwards."""
+"""A separate host for each test, and providers to which it sends, removed afterwards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
+from tests.acceptance.double import Double, ResendDouble
 from tests.acceptance.harness import Host
+from tests.monitor.receiver import Receiver, receiving
 
 
 @pytest.fixture
@@ -18,3 +21,31 @@ def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology
     opened = Host(tmp_path, servers, database_url, topology)
     yield opened
     opened.destroy()
+
+
+@pytest.fixture
+def double(tmp_path: Path, host: Host) -> Iterator[Double]:
+    """A SendGrid double for this test, which receives the host's emails."""
+    host.recipient = made = Double(tmp_path / "double")
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def resend(tmp_path: Path, host: Host) -> Iterator[ResendDouble]:
+    """A Resend double for this test, which receives the host's emails."""
+    host.recipient = made = ResendDouble(tmp_path / "resend")
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    """The authority that signed the certificate of the webhook receiver."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def receiver(ca: trustme.CA) -> Iterator[Receiver]:
+    with receiving(ca, "127.0.0.1") as running:
+        yield running

@@ -1,4 +1,4 @@
-"""Runs the SendGrid double as a separate process, and makes several provider doubles usable as one."""
+"""Runs the double of an HTTP provider as a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import orjson
 
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.ports import choose
-from tests.acceptance.harness import Recipient
 from tests.supervisor.program import Program, eventually
 
 
@@ -112,20 +111,3 @@ class ResendDouble(Double):
     def settings(self) -> Mapping[str, str]:
         """See `Recipient`."""
         return {"PROVIDERS": "resend", "RESEND_URL": self._url, "RESEND_API_KEY": "re_test_key"}
-
-
-class SeveralRecipients:
-    """Presents several provider doubles as one `Recipient`: merged settings, and the sum of their deliveries."""
-
-    def __init__(self, *recipients: Recipient) -> None:
-        self._recipients = recipients
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """See `Recipient`."""
-        merged = {name: value for each in self._recipients for name, value in each.settings.items()}
-        return {**merged, "PROVIDERS": ",".join(each.settings["PROVIDERS"] for each in self._recipients)}
-
-    def delivered(self) -> Counter[UUID]:
-        """See `Recipient`."""
-        return sum((each.delivered() for each in self._recipients), start=Counter())

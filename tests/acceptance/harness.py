@@ -9,15 +9,20 @@ host.books(ids).…                   see `books`: from tables, DLQ and provider
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import signal
 import socket
 import sys
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import orjson
@@ -286,6 +291,50 @@ class Host:
             self._reader.close()
 
 
+@contextmanager
+def new_host(folder: Path, servers: Servers, topology: Topology) -> Iterator[Host]:
+    """A host with a database of its own and these queues; `dispatcher init` creates what is missing."""
+    name = f"host_{secrets.token_hex(6)}"
+    database_url = urlsplit(servers.database_url)._replace(path=f"/{name}").geturl()
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(f"create database {name}".encode())
+    host = Host(folder, servers, database_url, topology)
+    try:
+        assert host.command("init").await_exit() == 0
+        yield host
+    finally:
+        host.destroy()
+        with psycopg.connect(servers.database_url, autocommit=True) as administration:
+            administration.execute(f"drop database {name} with (force)".encode())
+
+
+def address_of(run: Program) -> str:
+    """The address of a run's status pages."""
+    listener: str = run.await_events("http.listening")["listener"]
+    return listener
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    """The status and the text of a status page."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def sample(address: str, name: str) -> float | None:
+    """The value of a metric."""
+    values = [line.rpartition(" ") for line in get(address, "/metrics")[1].splitlines()]
+    return next((float(value) for found, _, value in values if found == name), None)
+
+
+def failing(address: str) -> list[str]:
+    """The checks of /readyz that fail."""
+    checks = json.loads(get(address, "/readyz")[1])["checks"]
+    return [name for name, check in checks.items() if not check["ok"]]
+
+
 def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
     """Send SIGTERM. Assert that the run exits 0 in time, that no child fails, and that no process remains."""
     run.send(signal.SIGTERM)
@@ -301,7 +350,7 @@ def emails(
     count: int,
     *,
     name: str = "email",
-    to: Callable[[int], str] | None = None,
+    to: Callable[[int], str | list[str]] | None = None,
     on_uncertain: OnUncertain | None = None,
     template_id: str | None = None,
 ) -> Iterator[Email]:

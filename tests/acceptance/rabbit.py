@@ -104,29 +104,25 @@ class Rabbit:
 
     def close_connections(self, *names: str, chosen: Callable[[], bool] = lambda: True) -> int:
         """Close the connections with these names by force if `chosen` returns true; return their number."""
-        listed = [
-            connection["name"]
-            for connection in json.loads(self._request("GET", "/api/connections"))
-            if connection.get("client_properties", {}).get("connection_name", "").startswith(names) and chosen()
-        ]
-        for name in listed:
-            self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
-        return len(listed)
+        return self._close([name for name, given in self._connections() if given.startswith(names) and chosen()])
 
     def connections_of(self, pids: Collection[int]) -> set[str]:
         """The names of these processes' connections. RabbitMQ lists a new connection some seconds late."""
-        return {
-            connection["name"]
-            for connection in json.loads(self._request("GET", "/api/connections"))
-            if set(connection.get("client_properties", {}).get("connection_name", "").split(":")) & set(map(str, pids))
-        }
+        return {name for name, given in self._connections() if set(given.split(":")) & set(map(str, pids))}
 
     def close_connections_of(self, pids: Collection[int]) -> int:
         """Close only the connections of these processes by force; return their number."""
-        listed = self.connections_of(pids)
-        for name in listed:
+        return self._close(self.connections_of(pids))
+
+    def _connections(self) -> Iterator[tuple[str, str]]:
+        """RabbitMQ's name of each connection, and the name that the client has given to it."""
+        for connection in json.loads(self._request("GET", "/api/connections")):
+            yield connection["name"], connection.get("client_properties", {}).get("connection_name", "")
+
+    def _close(self, connections: Collection[str]) -> int:
+        for name in connections:
             self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
-        return len(listed)
+        return len(connections)
 
     def close(self) -> None:
         """Close the kept connection."""

@@ -19,11 +19,11 @@ import pytest
 import trustme
 
 from tests.acceptance import canary
-from tests.acceptance.canary_api import BAD_BODIES, ask_everything, request
-from tests.acceptance.double import Double, SeveralRecipients
+from tests.acceptance.canary import BAD_BODIES, ask_everything, request
+from tests.acceptance.double import Double
 from tests.acceptance.harness import Host, Sink
 from tests.cli.commandline import in_process
-from tests.monitor.receiver import SECRET, Receiver, receiving, write_ca
+from tests.monitor.receiver import SECRET, Receiver, write_ca
 from tests.supervisor.program import Program, eventually
 from tests.telemetry.otlp import Collector, collecting
 
@@ -56,16 +56,16 @@ class Setup:
 
 
 @pytest.fixture
-def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+def place(
+    host: Host, tmp_path: Path, double: Double, receiver: Receiver, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Setup]:
     """Starts the servers of the setup."""
-    ca = trustme.CA()
     login = ("--login", f"postmaster:{canary.PASSWORD}")
-    double = Double(tmp_path / "sendgrid")
     sink, operators = Sink(tmp_path / "sink", *login), Sink(tmp_path / "operators", *login, keeps_eml=True)
-    host.recipient = SeveralRecipients(double, sink)
-    with receiving(ca, "127.0.0.1") as receiver, collecting() as collector:
+    with collecting() as collector:
         settings = {
             "LOG_LEVEL": "debug",
+            "PROVIDERS": "sendgrid,smtp",
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "SENDGRID_API_KEY": canary.API_KEY,
             "SMTP_URL": _with_password(sink),
@@ -83,7 +83,7 @@ def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         for name, value in host.environment(**settings).items():
             monkeypatch.setenv(name, value)
         yield Setup(host, double, sink, receiver, collector, operators, settings)
-    for each in (double, sink, operators):
+    for each in (sink, operators):
         each.kill()
 
 
@@ -103,7 +103,8 @@ def test_nothing_private_leaks_anywhere(place: Setup) -> None:
     run.await_events("message.rejected", 3)
     _look_at_everything(place, listener)
     titles = [_title(pid) for pid in (*run.members(), *api.members())]
-    eventually(lambda: place.receiver.posted, "a webhook")
+    alert = eventually(lambda: place.receiver.posted, "a webhook")[0]
+    assert (alert.is_signed, alert.data["kind"], alert.data["queue"]) == (True, "dead_letters", host.topology.dlq)
     eventually(lambda: list(place.operators.mail_folder.glob("*.eml")), "an email to operators")
     for program in (api, run):
         program.send(signal.SIGTERM)

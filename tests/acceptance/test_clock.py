@@ -47,7 +47,7 @@ def _library() -> Path:
     return next(cache.obtain("libfaketime-debian", build).rglob("libfaketimeMT.so.1"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # five jumps of the clock under load
 def test_a_clock_that_jumps_loses_no_lease_and_no_email(host: Host, tmp_path: Path) -> None:
     clock = Clock(tmp_path / "clock")
     clock.set("+0")

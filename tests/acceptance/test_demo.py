@@ -15,7 +15,9 @@ import orjson
 import psycopg
 import pytest
 
+from dispatcher.dev.demo_folder import locked_folder
 from dispatcher.dev.servers import Servers
+from dispatcher.errors import DispatcherError
 from tests.waiting import wait_until
 
 EMAILS: Final = 120
@@ -105,11 +107,10 @@ def test_a_demo_that_is_stopped_leaves_no_process(
     wait_until(lambda: not processes_of(folder))
 
 
-def test_a_folder_with_foreign_files_is_left_alone(tmp_path: Path, environment: Mapping[str, str]) -> None:
+def test_a_folder_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
 
-    done = subprocess.run(demo(tmp_path), env=environment, capture_output=True, check=False, timeout=DEADLINE_SECONDS)
+    with pytest.raises(DispatcherError, match="has files that are not from a demo"), locked_folder(tmp_path):
+        pass
 
-    assert done.returncode == 1
-    assert b"has files that are not from a demo" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

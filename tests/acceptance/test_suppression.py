@@ -8,8 +8,6 @@ import signal
 from datetime import UTC, datetime
 from uuid import UUID
 
-import pytest
-
 from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.events.intake import EventIntake
@@ -60,21 +58,8 @@ def await_suppression(host: Host) -> set[UUID]:
     return tried
 
 
-@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_bounced_address_is_suppressed_and_after_its_removal_the_stopped_emails_are_sent_once(
-    host: Host, kills: bool
-) -> None:
-    command = CommandLine(
-        host.folder,
-        {
-            "DISPATCHER_DATABASE_URL": host.database_url,
-            "DISPATCHER_AMQP_URL": host.servers.amqp_url,
-            "DISPATCHER_EXCHANGE": host.topology.exchange,
-            "DISPATCHER_QUEUE": host.topology.queue,
-            "DISPATCHER_DLQ": host.topology.dlq,
-            "DISPATCHER_RUN_DIR": str(host.run_dir),
-        },
-    )
+def test_a_bounced_address_is_suppressed_and_after_its_removal_the_stopped_emails_are_sent_once(host: Host) -> None:
+    command = CommandLine(host.folder, host.environment()).without_process
     run = host.run(WORKERS=1)
     # Morning: a receipt is accepted, and bounces an hour later.
     (first,) = host.enqueue(emails(1, name="morning", to=to_ann))
@@ -98,8 +83,7 @@ def test_a_bounced_address_is_suppressed_and_after_its_removal_the_stopped_email
     # Afternoon: support looks, removes the entry, and replays.
     shown = command("suppressions", "remove", ANN, "--dry-run", "--json", *WHY).json
     assert (len(shown["suppressions"]), set(shown["stopped_email_ids"])) == (1, set(map(str, stopped)))
-    if kills:
-        run.send_to(run.pid_of("worker 0"), signal.SIGKILL)
+    run.send_to(run.pid_of("worker 0"), signal.SIGKILL)
     done = command("suppressions", "remove", ANN, "--replay", "--yes", *WHY)
     assert done.code == 0, done.stderr
     books = host.await_finished(stopped)

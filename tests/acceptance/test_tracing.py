@@ -1,4 +1,4 @@
-"""A collector receives the spans of real processes. A collector that never answers delays no email."""
+"""A collector receives the spans of real processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.acceptance.canary_api import request
+from tests.acceptance.canary import request
 from tests.acceptance.harness import Host, emails, stop
 from tests.supervisor.program import eventually
 from tests.telemetry.otlp import collecting
@@ -62,7 +62,7 @@ def test_the_callers_span_enqueue_and_attempts_form_one_trace(host: Host) -> Non
     assert began_at <= first.started_at <= first.ended_at <= second.started_at <= second.ended_at <= time.time()
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # more than a batch of spans
 def test_a_collector_that_never_answers_delays_neither_emails_nor_the_exit(host: Host) -> None:
     with collecting(answers=False) as collector:
         run = host.run(WORKERS=1, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)

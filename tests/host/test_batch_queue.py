@@ -4,7 +4,6 @@ batches."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -36,47 +35,27 @@ class Handled:
             await asyncio.sleep(0)
 
 
-@pytest.fixture
-async def handled() -> AsyncIterator[Handled]:
-    """A queue that, under load, waits for ever for a full batch."""
-    made = Handled(FOR_EVER)
-    yield made
-    made.task.cancel()
+@pytest.mark.parametrize(
+    ("is_urgent", "counts", "sizes"),
+    [
+        pytest.param(False, [1, FULL - 1], [1], id="a single item is handled at once, and the following ones wait"),
+        pytest.param(False, [1, FULL - 1, 1], [1, FULL], id="the following ones are handled as a full batch"),
+        pytest.param(True, [1, 1, 1], [1, 1, 1], id="a small urgent batch is handled at once"),
+        pytest.param(True, [FULL // 2, FULL - 1], [FULL // 2], id="after a quarter-full batch also urgent ones wait"),
+        pytest.param(True, [FULL // 2, FULL - 1, 1], [FULL // 2, FULL], id="urgent ones wait for a full batch"),
+        pytest.param(False, [3 * FULL], [3 * FULL], id="the queue does not wait if a full batch is queued"),
+    ],
+)
+async def test_what_is_handled_at_once_if_a_full_batch_never_comes(
+    is_urgent: bool, counts: list[int], sizes: list[int]
+) -> None:
+    handled = Handled(FOR_EVER)
+    handled.is_urgent = is_urgent
+    for count in counts:
+        await handled.add(count)
 
-
-async def test_a_single_item_is_handled_at_once_and_the_following_ones_as_a_batch(handled: Handled) -> None:
-    await handled.add(1)
-    await handled.add(FULL - 1)
-    before = list(handled.sizes)
-    await handled.add(1)
-
-    assert before == [1]
-    assert handled.sizes == [1, FULL]
-
-
-async def test_a_small_urgent_batch_is_handled_at_once(handled: Handled) -> None:
-    handled.is_urgent = True
-    for _ in range(3):
-        await handled.add(1)
-
-    assert handled.sizes == [1, 1, 1]
-
-
-async def test_after_a_quarter_full_batch_the_queue_lingers_also_if_urgent(handled: Handled) -> None:
-    handled.is_urgent = True
-    await handled.add(FULL // 2)
-    await handled.add(FULL - 1)
-    before = list(handled.sizes)
-    await handled.add(1)
-
-    assert before == [FULL // 2]
-    assert handled.sizes == [FULL // 2, FULL]
-
-
-async def test_the_queue_does_not_linger_if_a_full_batch_is_queued(handled: Handled) -> None:
-    await handled.add(3 * FULL)
-
-    assert handled.sizes == [3 * FULL]
+    assert handled.sizes == sizes
+    handled.task.cancel()
 
 
 async def test_the_queue_lingers_only_for_the_given_time() -> None:

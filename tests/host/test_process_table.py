@@ -60,19 +60,27 @@ def test_a_host_is_ready_if_every_process_is_up_and_otherwise_names_the_missing_
     assert process_table.unready() == []
 
 
-def test_a_row_is_reset_for_the_next_process() -> None:
+def test_a_row_is_reset_for_the_next_process_and_counts_restarts() -> None:
     process_table = ProcessTable(["worker"])
     process_slot = process_table.take_slot("worker", 0)
+    process_slot.begin()
+    process_slot.note_process(100)
     process_slot.mark_up()
     process_slot.ask_for_successor()
     process_slot.note_process(None)
+    process_slot.note_restart()
     assert process_table.unready() == ["worker 0 is waiting to be restarted."]
+    waiting = process_table.statuses()[0]
 
     process_slot.begin()
     process_slot.note_process(101)
 
+    running = process_table.statuses()[0]
     assert not process_slot.wants_successor
     assert process_table.unready() == ["worker 0 is starting."]
+    assert (waiting.restarts, waiting.age_seconds) == (1, None)
+    assert running.restarts == 1
+    assert running.age_seconds is not None
 
 
 def test_a_reason_is_truncated_and_cleared_with_its_row() -> None:
@@ -122,20 +130,3 @@ def test_a_wait_is_measured_from_its_first_begin_until_its_end() -> None:
     process_slot.confirm.begin()
     process_slot.note_process(None)  # the process died while it waited
     assert process_slot.confirm.seconds is None
-
-
-def test_restarts_are_counted_and_a_process_that_waits_for_its_start_has_no_age() -> None:
-    process_table = ProcessTable(["worker"])
-    process_slot = process_table.take_slot("worker", 0)
-    process_slot.begin()
-    process_slot.note_process(100)
-    process_slot.note_process(None)
-    process_slot.note_restart()
-    waiting = process_table.statuses()[0]
-    process_slot.begin()
-    process_slot.note_process(101)
-    running = process_table.statuses()[0]
-
-    assert (waiting.restarts, waiting.age_seconds) == (1, None)
-    assert running.restarts == 1
-    assert running.age_seconds is not None

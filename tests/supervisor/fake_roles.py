@@ -7,6 +7,7 @@ child returned into its parent's code. A reload reads the roles from FOLDER/role
 invalid.
 
     serve[:seconds]   on SIGTERM or lifeline EOF, drains for this long and exits 0
+    ends              serves, and notes whenever the parent has reaped another process
     signal            reacts to SIGTERM only
     lifeline          reacts to its lifeline only
     deaf              reacts to nothing
@@ -14,12 +15,11 @@ invalid.
     chat              prints to stdout and exits immediately
     raise             raises an exception
     abort             kills itself with SIGKILL
-    unfit:code        exits before it is up
-    mistaken          exits before it is up, because of its settings
-    killed, full, refused, away, broken   exit before they are up: because of a signal, a full disk, a refused login, an
-    unreachable server, a bug
     hang              hangs once its loop has started
     retire            serves, and asks to be replaced
+    unfit:code        exits before it is up
+    killed, mistaken, full, refused, away, broken   exit before they are up: because of a signal, of their settings, a
+    full disk, a refused login, an unreachable server, a bug
 """
 
 from __future__ import annotations
@@ -154,21 +154,12 @@ def chat(toy: FakeProcess, _context: ChildContext) -> int:
     return 0
 
 
-def fail(_toy: FakeProcess, _context: ChildContext) -> int:
-    raise RuntimeError("a fake role failed")
-
-
-def abort(_toy: FakeProcess, _context: ChildContext) -> int:
+def kill_itself(_toy: FakeProcess, _context: ChildContext) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
-def be_mistaken(_toy: FakeProcess, _context: ChildContext) -> int:
-    raise ConfigurationError(["TOY_SIZE must be a whole number.", "TOY_COLOUR is not set."])
-
-
 def hang(toy: FakeProcess, context: ChildContext) -> int:
-
     async def block() -> None:
         stop_event(context)
         context.process_slot.mark_up()
@@ -184,37 +175,13 @@ def retire(toy: FakeProcess, context: ChildContext) -> int:
     return serve(toy, context)
 
 
-def kill_itself(_toy: FakeProcess, _context: ChildContext) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return 0
+def failing(error: Exception, cause: Exception | None = None) -> Callable[[FakeProcess, ChildContext], int]:
+    def fail(_toy: FakeProcess, _context: ChildContext) -> int:
+        raise error from cause
+
+    return fail
 
 
-def fill_disk(_toy: FakeProcess, _context: ChildContext) -> int:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/private/file")
-
-
-def be_refused(_toy: FakeProcess, _context: ChildContext) -> int:
-    raise ConfigurationError(["no entry for the user private"]) from StoreRefused("no entry for the user private")
-
-
-def lose_server(_toy: FakeProcess, _context: ChildContext) -> int:
-    raise StoreUnavailable("no connection to private as private")
-
-
-def hit_bug(_toy: FakeProcess, _context: ChildContext) -> int:
-    raise LookupError("private")
-
-
-UNFIT: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
-    "unfit": end,
-    "mistaken": be_mistaken,
-    "killed": kill_itself,
-    "full": fill_disk,
-    "refused": be_refused,
-    "away": lose_server,
-    "broken": hit_bug,
-}
-"""Roles that fail before they are up."""
 KINDS: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "serve": serve,
     "ends": note_ends,
@@ -223,11 +190,20 @@ KINDS: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "deaf": ignore_everything,
     "exit": end,
     "chat": chat,
-    "raise": fail,
-    "abort": abort,
+    "raise": failing(RuntimeError("a fake role failed")),
+    "abort": kill_itself,
     "hang": hang,
     "retire": retire,
+    "unfit": end,
+    "killed": kill_itself,
+    "mistaken": failing(ConfigurationError(["TOY_SIZE must be a whole number.", "TOY_COLOUR is not set."])),
+    "full": failing(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/private/file")),
+    "refused": failing(ConfigurationError(["no entry for the user private"]), StoreRefused("no entry for private")),
+    "away": failing(StoreUnavailable("no connection to private as private")),
+    "broken": failing(LookupError("private")),
 }
+NOT_UP_AT_ONCE = {"serve", "retire", "hang", "unfit", "killed", "mistaken", "full", "refused", "away", "broken"}
+"""Roles that are up when their loop runs, or never. All other roles have no loop, and are up immediately."""
 
 
 def role(text: str, folder: Path) -> Role:
@@ -237,21 +213,15 @@ def role(text: str, folder: Path) -> Role:
     toy = FakeProcess(name, argument, folder / "diary")
 
     def run(context: ChildContext) -> int:
-        if kind in UNFIT:
-            return UNFIT[kind](toy, context)
-        # A process with an event loop is up as soon as the loop runs. A process without a loop is up immediately.
-        if kind not in ("serve", "retire", "hang"):
+        if kind not in NOT_UP_AT_ONCE:
             context.process_slot.mark_up()
         return KINDS[kind](toy, context)
 
-    return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits_of(name))
-
-
-def waits_of(name: str) -> tuple[Restarts, Restarts]:
-    """The waits before a restart of a role with this name: after an exit, and after a failed boot."""
-    if name.startswith("eager"):
-        return Eager(), Eager()
-    return Restarts(), Patient() if name.startswith("patient") else BOOTS
+    # The waits before a restart: after an exit, and after a failed boot.
+    waits = (Eager(), Eager()) if name.startswith("eager") else (Restarts(), BOOTS)
+    if name.startswith("patient"):
+        waits = (Restarts(), Patient())
+    return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits)
 
 
 def load_roles(first: list[str], folder: Path) -> list[Role]:

@@ -1,8 +1,14 @@
-"""Tests who may own the run directory. A user who can write ledgers there decides which emails count as sent."""
+"""What `dispatcher run` checks and sets before it starts processes: the run directory, and the limit of open files.
+
+A user who can write ledgers into the run directory decides which emails count as sent.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,3 +80,21 @@ def test_a_run_directory_of_another_user_is_refused_even_for_root(
 
     assert (fault is not None) is is_refused
     assert fault is None or "belongs to another user" in str(fault)
+
+
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
+    """The test runs a separate process, because a lowered hard limit cannot be raised again."""
+    soft, hard = 256, 300
+    script = (
+        "import resource; from dispatcher.supervisor.preflight import raise_file_limit; "
+        "raise_file_limit(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ended.stdout.split() == [str(hard), str(hard)]
