@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import urlencode, urljoin, urlsplit
 
@@ -60,6 +62,22 @@ def forms_of(answer: Answer) -> list[FormOnPage]:
     return parser.forms
 
 
+def text_of(page: Answer) -> str:
+    """The page's text, without tags and with single spaces."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page.body.decode())).split())
+
+
+def links_of(page: Answer, part: str = "") -> list[str]:
+    """The links in the page's content that contain `part`."""
+    found = re.findall(r'<a [^>]*href="([^"]*)"', page.body.decode().partition("<main")[2])
+    return [link for link in map(unescape, found) if part in link]
+
+
+def token_of(page: Answer) -> str:
+    """The CSRF token of the page's forms."""
+    return next(value for form in forms_of(page) for name, value in form.fields if name == "csrf_token")
+
+
 @dataclass(slots=True)
 class Browser:
     """A visitor's browser."""
@@ -113,3 +131,10 @@ class Browser:
             else:
                 self.cookies[name] = value
         return self.page
+
+
+async def signed_in(api: Api, key: str) -> Browser:
+    """The browser of a visitor who has signed in with an API key."""
+    browser = Browser(api)
+    await browser.sign_in(key)
+    return browser

@@ -10,21 +10,14 @@ import pytest
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
-from tests.api.ops_page.browsing import Browser
+from tests.api.ops_page.browsing import Browser, signed_in
 from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, running, settings_of
-from tests.store.books import Books
 
 
 @pytest.fixture
 def ops_settings(servers: Servers, database_url: str, topology_names: Topology) -> Settings:
     """Settings for an API with the operators' page, with a separate database and without RabbitMQ."""
     return settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names, OPS="on")
-
-
-@pytest.fixture
-def books(connection: psycopg.Connection) -> Books:
-    """Direct access to the tables of the test's database."""
-    return Books(connection)
 
 
 @pytest.fixture
@@ -47,7 +40,18 @@ def browser(ops_api: Api) -> Browser:
 
 
 @pytest.fixture
-async def operator(browser: Browser, operator_key: str) -> Browser:
+async def operator(ops_api: Api, operator_key: str) -> Browser:
     """The browser of an operator for all tenants, signed in."""
-    await browser.sign_in(operator_key)
-    return browser
+    return await signed_in(ops_api, operator_key)
+
+
+@pytest.fixture
+async def shop_operator(connection: psycopg.Connection, ops_api: Api) -> Browser:
+    """The browser of an operator of the tenant `shop`, signed in."""
+    return await signed_in(ops_api, make_key(connection, scopes=["operate"], name="shop desk"))
+
+
+@pytest.fixture
+async def reader(connection: psycopg.Connection, ops_api: Api) -> Browser:
+    """The browser of a visitor who may only read, of all tenants, signed in."""
+    return await signed_in(ops_api, make_key(connection, scopes=["read"], tenant_id=None, name="wall screen"))
