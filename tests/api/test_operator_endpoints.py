@@ -243,33 +243,6 @@ async def test_an_invalid_or_large_body_is_refused_and_the_response_names_the_fi
     assert connection.execute("select is_on from outgoing_feed").fetchone() == (False,)
 
 
-async def test_entries_of_suppressions_are_added_listed_by_page_and_removed(
-    api: Api, connection: psycopg.Connection
-) -> None:
-    path = "/v1/suppressions"
-    first = await api.call("POST", path, body={**REASON, "recipients": ["Ann <ann@example.org>"]})
-    added = await api.call("POST", path, body={**REASON, "recipients": ["ann@example.org", "example.net"], "note": "n"})
-    await api.call("POST", path, body={**REASON, "recipients": ["bob@example.org"], "kind": "complaint"})
-    page = await api.get(f"{path}?limit=2")
-    rest = await api.get(f"{path}?limit=2&after={page.json['next']}")
-    complaints = await api.get(f"{path}?kind=complaint")
-    email_id = (await api.post("a")).json["id"]
-    connection.execute("update email_log set status = 'failed', error_type = 'suppressed', publish_due_at = null")
-    removed = await api.call("DELETE", path, body={**REASON, **ANN})
-
-    assert (first.status, first.json, added.json) == (200, {"added": 1, "unchanged": 0}, {"added": 1, "unchanged": 1})
-    listed = page.json["suppressions"] + rest.json["suppressions"]
-    assert [(entry["recipient"], entry["kind"], entry["is_domain"]) for entry in listed] == [
-        ("b•••@example.org", "complaint", False),
-        ("example.net", "manual", True),
-        ("a•••@example.org", "manual", False),
-    ]
-    assert "address_hash" not in listed[0]
-    assert rest.json["next"] is None
-    assert [entry["recipient"] for entry in complaints.json["suppressions"]] == ["b•••@example.org"]
-    assert removed.json == {"removed": 1, "stopped_count": 1, "stopped_email_ids": [email_id]}
-
-
 async def test_a_key_pauses_suppresses_and_sees_only_within_its_own_tenant(
     api: Api, connection: psycopg.Connection
 ) -> None:
