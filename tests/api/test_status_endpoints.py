@@ -89,6 +89,8 @@ async def test_unknown_paths_ids_and_keys_are_not_found_and_other_methods_are_na
     for path in ("/v2", *(f"/v1/emails/{email}" for email in emails)):
         answer = await api.get(path)
         assert (answer.status, answer.code) == (404, "not-found")
+    for query in ("stat=x", "tenant_id=a&tenant_id=a"):
+        assert (await api.get(f"/v1/emails/by-key/nothing?{query}")).code == "invalid-parameter"
     answer = await api.get("/v1/emails/batch")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
 

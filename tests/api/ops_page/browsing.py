@@ -31,7 +31,6 @@ class _Forms(HTMLParser):
         self.forms: list[FormOnPage] = []
         self._textarea: str | None = None
         self._text = ""
-        self._select: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
