@@ -1,15 +1,18 @@
-"""Fixtures: the settings of an API, and a running API."""
+"""Fixtures: the settings of an API, a running API without and with the operators' page, and browsers that visit it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
+import psycopg
 import pytest
 
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
-from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, running, settings_of
+from tests.api.ops_page.browsing import Browser, signed_in
+from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, running, settings_of
 from tests.broker.takers import start_taker
 
 __all__ = ["start_taker"]
@@ -32,3 +35,46 @@ async def api(settings: Settings) -> AsyncIterator[Api]:
     """A running API without keys and without RabbitMQ: enqueued emails stay due."""
     async with running(settings) as api:
         yield api
+
+
+@pytest.fixture
+def ops_settings(settings: Settings) -> Settings:
+    """Settings for an API with the operators' page."""
+    return replace(settings, ops=True)
+
+
+@pytest.fixture
+def operator_key(connection: psycopg.Connection) -> str:
+    """A key of an operator for all tenants."""
+    return make_key(connection, scopes=["operate"], tenant_id=None, name="ann")
+
+
+@pytest.fixture
+async def ops_api(operator_key: str, ops_settings: Settings) -> AsyncIterator[Api]:
+    """A running API with the operators' page, which needs a key."""
+    async with running(ops_settings) as api:
+        yield api
+
+
+@pytest.fixture
+def browser(ops_api: Api) -> Browser:
+    """A browser that is not signed in."""
+    return Browser(ops_api)
+
+
+@pytest.fixture
+async def operator(ops_api: Api, operator_key: str) -> Browser:
+    """The browser of an operator for all tenants, signed in."""
+    return await signed_in(ops_api, operator_key)
+
+
+@pytest.fixture
+async def shop_operator(connection: psycopg.Connection, ops_api: Api) -> Browser:
+    """The browser of an operator of the tenant `shop`, signed in."""
+    return await signed_in(ops_api, make_key(connection, scopes=["operate"], name="shop desk"))
+
+
+@pytest.fixture
+async def reader(connection: psycopg.Connection, ops_api: Api) -> Browser:
+    """The browser of a visitor who may only read, of all tenants, signed in."""
+    return await signed_in(ops_api, make_key(connection, scopes=["read"], tenant_id=None, name="wall screen"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -147,6 +147,43 @@ async def running(
             await serving
 
 
+async def exchange(api: Api, *pieces: bytes) -> Answer | None:
+    """Sends bytes in pieces over a raw socket; returns the response, or None if the connection ends without one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await _send(writer, pieces)
+            return await _answer(reader)
+    finally:
+        writer.close()
+
+
+async def _send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        try:
+            writer.write(piece)
+            await writer.drain()
+        except ConnectionError:  # the API refused the request early; the response may have arrived
+            return
+
+
+async def _answer(reader: asyncio.StreamReader) -> Answer | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").strip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return None
+    return Answer(int(status.split()[1]), headers, body)
+
+
+def request(path: str = "/v1/emails", *headers: str, method: str = "POST") -> bytes:
+    """A request line with headers."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
 def make_key(connection: psycopg.Connection, **columns: Any) -> str:
     """Inserts an API key and returns it. By default the key belongs to `shop`, may read, and may send from any
     address."""
@@ -169,13 +206,3 @@ def make_key(connection: psycopg.Connection, **columns: Any) -> str:
     places = sql.SQL(", ").join(map(sql.Placeholder, row))
     connection.execute(sql.SQL("insert into api_key ({}) values ({})").format(names, places), row)
     return key.text()
-
-
-@contextmanager
-def missing_table(connection: psycopg.Connection, table: str) -> Iterator[None]:
-    """Hides a table during the block."""
-    connection.execute(f"alter table {table} rename to gone".encode())
-    try:
-        yield
-    finally:
-        connection.execute(f"alter table gone rename to {table}".encode())

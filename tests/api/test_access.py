@@ -1,27 +1,34 @@
-"""Tests API keys: authentication, scopes, tenants, senders, rates and quotas."""
+"""Tests API keys: authentication, scopes, tenants, senders, lanes, rates and daily quotas."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.fair_limiter import FairLimiter
 from dispatcher.api.problems import Problem
+from dispatcher.api.quotas import QuotaExhausted, Quotas, Reservation
 from dispatcher.api.server import LOCK_SECONDS
 from dispatcher.config import Settings
 from dispatcher.config.values import Listener
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import ConfigurationError, StoreUnavailable
-from dispatcher.store.api_keys import KeyStore
+from dispatcher.store.api_keys import ApiKey, KeyStore, list_keys
 from dispatcher.store.connections import make_pool
 from tests.api.running_api import EMAIL, Api, make_key, running
 from tests.waiting import until_answer
+
+TODAY, TOMORROW = date(2030, 6, 1), date(2030, 6, 2)
 
 
 @pytest.fixture
@@ -30,13 +37,22 @@ def token(connection: psycopg.Connection) -> str:
     return make_key(connection)
 
 
-async def test_after_the_first_key_every_request_needs_a_key(token: str, api: Api) -> None:
+async def until_refused(api: Api, token: str | None = None) -> None:
+    async def is_refused() -> bool:
+        return (await api.get("/v1/emails", token=token)).status == 401
+
+    await until_answer(is_refused)
+
+
+async def test_after_the_first_key_every_request_needs_a_key_in_its_header(token: str, api: Api) -> None:
     stranger = Secret.new().text()
     forged = f"{token[:16]}{stranger[16:]}"
 
     for given in (None, stranger, forged, "", "x", token + "x"):
         answer = await api.post(token=given)
         assert (answer.status, answer.code, answer.headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
+    in_url = await api.call("POST", f"/v1/emails?key={token}&access_token={token}", key="k", body=EMAIL)
+    assert in_url.code == "unauthorized"
     assert (await api.post(token=token)).status == 202
 
 
@@ -45,8 +61,7 @@ async def test_requests_with_unknown_keys_fail_together_while_postgresql_is_unre
     pool.timeout = 0.2
     await pool.open()
     access = AccessControl(KeyStore(pool), FairLimiter(100), may_be_open=False)
-    header = f"Bearer {Secret.new().text()}".encode()
-    request = Request({"type": "http", "headers": [(b"authorization", header)]})
+    request = with_key(Secret.new().text())
 
     results = await asyncio.gather(
         *(access.authenticate(request, Scope.SEND) for _ in range(20)), return_exceptions=True
@@ -57,9 +72,11 @@ async def test_requests_with_unknown_keys_fail_together_while_postgresql_is_unre
     await pool.close()
 
 
-async def test_an_existing_key_id_cannot_be_distinguished_from_an_unknown_one(
-    token: str, settings: Settings, database_url: str
-) -> None:
+def with_key(token: str) -> Request:
+    return Request({"type": "http", "headers": [(b"authorization", f"Bearer {token}".encode())]})
+
+
+async def test_an_existing_key_id_cannot_be_distinguished_from_an_unknown_one(token: str, database_url: str) -> None:
     pool = make_pool(database_url, name="x", size=1)
     await pool.open()
     access = AccessControl(KeyStore(pool), FairLimiter(100), may_be_open=False)
@@ -67,61 +84,101 @@ async def test_an_existing_key_id_cannot_be_distinguished_from_an_unknown_one(
     query_counts = []
     for text in (Secret.new().text(), f"{token[:16]}{Secret.new().text()[16:]}"):
         before = pool.get_stats().get("requests_num", 0)
-        request = Request({"type": "http", "headers": [(b"authorization", f"Bearer {text}".encode())]})
         with pytest.raises(Problem, match="unauthorized"):
-            await access.authenticate(request, Scope.SEND)
+            await access.authenticate(with_key(text), Scope.SEND)
         query_counts.append(pool.get_stats()["requests_num"] - before)
     await pool.close()
 
     assert query_counts == [1, 1]
 
 
-async def test_a_key_is_accepted_only_in_the_header(token: str, api: Api) -> None:
-    answer = await api.call("POST", f"/v1/emails?key={token}&access_token={token}", key="k", body=EMAIL)
-
-    assert answer.code == "unauthorized"
-
-
-async def test_the_first_key_created_while_the_api_runs_ends_open_access_and_works(
+async def test_the_first_key_ends_open_access_and_the_api_stays_closed_after_its_revocation(
     api: Api, connection: psycopg.Connection
 ) -> None:
     assert (await api.post("k-1")).status == 202
     token = make_key(connection)
 
-    async def needs_key() -> bool:
-        return (await api.get("/v1/emails")).status == 401
-
     assert (await api.post("k-2", token=token)).status == 202
-    await until_answer(needs_key)
+    await until_refused(api)
     assert (await api.post("k-3", token=token)).status == 202
-
-
-async def test_a_revoked_key_is_refused_and_the_api_stays_closed(
-    token: str, api: Api, connection: psycopg.Connection
-) -> None:
     connection.execute("update api_key set revoked_at = clock_timestamp()")
-
-    async def is_refused() -> bool:
-        return (await api.get("/v1/emails", token=token)).status == 401
-
-    await until_answer(is_refused)
+    await until_refused(api, token)
     assert (await api.get("/v1/emails")).status == 401
 
 
-async def test_a_key_without_the_scope_is_refused(api: Api, connection: psycopg.Connection) -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_deleting_all_keys_does_not_open_the_api_and_it_does_not_start_if_all_are_revoked(
+    token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
+) -> None:
+    settings = replace(settings, api_allow_anonymous=is_open)
+    async with running(settings) as api:
+        assert (await api.get("/v1/emails", token=token)).status == 200
+        connection.execute("delete from api_key")
+        await until_refused(api, token)
+        assert (await api.post()).status == 401
+
+    make_key(connection)
+    connection.execute("update api_key set revoked_at = clock_timestamp()")
+    await expect_no_start(settings, "dispatcher keys create")
+
+
+async def expect_no_start(settings: Settings, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        async with running(settings):
+            pass
+
+
+async def test_without_keys_it_starts_only_on_the_loopback_and_if_the_setting_allows_open_access(
+    settings: Settings,
+) -> None:
+    public = Listener("0.0.0.0", 0)  # noqa: S104 - the test shows that it is refused
+    await expect_no_start(replace(settings, api_address=public), "dispatcher keys create")
+    await expect_no_start(replace(settings, api_allow_anonymous=False), "DISPATCHER_API_ALLOW_ANONYMOUS=on")
+
+
+async def test_open_access_is_logged_at_the_start(settings: Settings, connection: psycopg.Connection) -> None:
+    levels = []
+    for _ in range(2):
+        with capture_logs() as events:
+            async with running(settings):
+                pass
+        levels.append([event["log_level"] for event in events if event["event"] == "api.anonymous_allowed"])
+        make_key(connection)
+
+    assert levels == [["warning"], []]
+
+
+PROXIED = (
+    {"Forwarded": "for=192.0.2.1"},
+    {"Via": "1.1 proxy.example"},
+    {"X-Forwarded-For": "192.0.2.1"},
+    {"X-Forwarded-Proto": "https"},
+    {"x-forwarded-host": "mail.example.com"},
+)
+FOREIGN_HOSTS = ("evil.example", "evil.example:8025", "127.0.0.1.evil.example", "")
+
+
+async def test_requests_through_a_proxy_or_for_a_foreign_host_need_a_key(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    for headers in (*PROXIED, *({"Host": host} for host in FOREIGN_HOSTS)):
+        answer = await api.post(headers=headers)
+        assert (answer.status, answer.code) == (403, "host-forbidden"), headers
+
+    token = make_key(connection)
+    for headers in PROXIED:
+        assert (await api.post(token=token, headers=headers)).status == 202
+
+
+async def test_a_key_is_limited_to_its_scopes_and_its_tenant(api: Api, connection: psycopg.Connection) -> None:
     reader, sender = make_key(connection, scopes=["read"]), make_key(connection, scopes=["send"])
 
     assert (await api.post(token=reader)).code == "insufficient-scope"
     assert (await api.get("/v1/emails", token=sender)).code == "insufficient-scope"
-    assert (await api.post(token=sender)).status == 202
     assert (await api.get("/v1/emails", token=reader)).status == 200
-
-
-async def test_a_key_sends_only_for_its_tenant(token: str, api: Api, connection: psycopg.Connection) -> None:
-    assert (await api.post("k-1", EMAIL | {"tenant_id": "other"}, token=token)).code == "tenant-forbidden"
-    assert (await api.post("k-2", EMAIL | {"tenant_id": "shop"}, token=token)).status == 202
-    assert (await api.post("k-3", token=token)).status == 202
-
+    assert (await api.post("k-1", EMAIL | {"tenant_id": "other"}, token=sender)).code == "tenant-forbidden"
+    assert (await api.post("k-2", EMAIL | {"tenant_id": "shop"}, token=sender)).status == 202
+    assert (await api.post("k-3", token=sender)).status == 202
     assert connection.execute("select distinct tenant_id from email_log").fetchall() == [("shop",)]
 
 
@@ -142,11 +199,8 @@ FOREIGN = (
 
 
 async def test_a_key_sends_only_from_its_domains_and_addresses(api: Api, connection: psycopg.Connection) -> None:
-    token = make_key(
-        connection,
-        sender_domains=["example.com", "xn--bcher-kva.example"],
-        sender_addresses=["news@example.net"],
-    )
+    domains = ["example.com", "xn--bcher-kva.example"]
+    token = make_key(connection, sender_domains=domains, sender_addresses=["news@example.net"])
 
     for sender in ALLOWED:
         assert (await api.post(sender.encode().hex(), EMAIL | {"from": sender}, token=token)).status == 202
@@ -155,15 +209,48 @@ async def test_a_key_sends_only_from_its_domains_and_addresses(api: Api, connect
         assert (answer.status, answer.code, answer.pointers) == (403, "sender-forbidden", ["#/from"])
 
 
+async def test_an_email_may_name_only_a_lane_of_its_key(connection: psycopg.Connection, api: Api) -> None:
+    plain = make_key(connection)
+    login = make_key(connection, lane="urgent", allowed_lanes=["bulk"])
+
+    refused = await api.post(body={**EMAIL, "lane": "urgent"}, token=plain)
+    unknown = await api.post(body={**EMAIL, "lane": "slow"}, token=login)
+    assert (refused.status, refused.code, refused.pointers) == (403, "lane-forbidden", ["#/lane"])
+    assert (unknown.status, unknown.code) == (422, "invalid-email")
+    assert "urgent, normal, bulk" in unknown.json["errors"][0]["detail"]
+
+    for key, lane, token in (("a", None, plain), ("b", None, login), ("c", "bulk", login), ("d", "urgent", login)):
+        email = {**EMAIL, "lane": lane} if lane else EMAIL
+        assert (await api.post(key, email, token=token)).status == 202
+    rows = connection.execute("select message_key, lane from email_log order by message_key").fetchall()
+    assert rows == [("a", "normal"), ("b", "urgent"), ("c", "bulk"), ("d", "urgent")]
+
+
+async def test_only_a_key_with_the_scope_may_ignore_suppression(api: Api, connection: psycopg.Connection) -> None:
+    usual = make_key(connection, scopes=["send"])
+    allowed = make_key(connection, scopes=["send", "ignore_suppression"])
+    email = EMAIL | {"ignore_suppression": True}
+
+    refused = await api.post("a", email, token=usual)
+
+    assert (refused.status, refused.code) == (403, "insufficient-scope")
+    assert refused.pointers == ["#/ignore_suppression"]
+    assert (await api.post("a", EMAIL | {"ignore_suppression": False}, token=usual)).status == 202
+    assert (await api.post("b", email, token=allowed)).status == 202
+    rows = connection.execute("select ignore_suppression from email_content order by email_id").fetchall()
+    assert [value for (value,) in rows] == [False, True]
+
+
 async def test_requests_beyond_the_rate_get_429_with_retry_after(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection, requests_per_second=2.0)
 
-    first = await api.get("/v1/emails", token=token)
+    first = await api.call("POST", "/v1/emails/batch", body={"emails": [EMAIL]}, token=token)  # counts as one request
+    second = await api.get("/v1/emails", token=token)
     # There are so many requests that the API refuses some, even on a slow machine.
     others = await asyncio.gather(*(api.get("/v1/emails", token=token) for _ in range(100)))
 
     refused = [answer for answer in others if answer.status == 429]
-    assert first.status == 200
+    assert (first.status, second.status) == (200, 200)
     assert refused
     assert {(answer.code, answer.headers["retry-after"]) for answer in refused} == {("rate-limited", "1")}
 
@@ -180,23 +267,17 @@ async def test_each_email_of_a_batch_counts_toward_the_rate(api: Api, connection
     assert int(second.headers["retry-after"]) >= 10
 
 
-async def test_a_batch_of_one_email_counts_as_one_request(api: Api, connection: psycopg.Connection) -> None:
-    token = make_key(connection, requests_per_second=2.0)
-
-    first = await api.call("POST", "/v1/emails/batch", body={"emails": [EMAIL]}, token=token)
-    second = await api.get("/v1/emails", token=token)
-
-    assert (first.status, second.status) == (200, 200)
+def email_to(recipients: int) -> dict[str, Any]:
+    return EMAIL | {"to": [f"r{number}@example.org" for number in range(recipients)]}
 
 
 async def test_a_quota_is_shared_by_processes_and_repeated_requests_cost_nothing(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
     token = make_key(connection, recipients_per_day=100)
-    email = EMAIL | {"to": [f"r{number}@example.org" for number in range(10)]}
     async with running(settings) as one, running(settings) as two:
         apis = [one, two] * 10
-        answers = await asyncio.gather(*(api.post(f"k-{n}", email, token=token) for n, api in enumerate(apis)))
+        answers = await asyncio.gather(*(api.post(f"k-{n}", email_to(10), token=token) for n, api in enumerate(apis)))
 
         statuses = [answer.status for answer in answers]
         sent = connection.execute("select count(*) from email_log").fetchone()
@@ -206,104 +287,28 @@ async def test_a_quota_is_shared_by_processes_and_repeated_requests_cost_nothing
         assert refused.code == "quota-exceeded"
         assert int(refused.headers["retry-after"]) <= 86_400
         accepted = statuses.index(202)
-        replayed = await one.post(f"k-{accepted}", email, token=token)
+        replayed = await one.post(f"k-{accepted}", email_to(10), token=token)
         assert (replayed.status, replayed.body) == (202, answers[accepted].body)
 
 
-async def test_refused_emails_use_no_quota(api: Api, connection: psycopg.Connection) -> None:
-    token = make_key(connection, recipients_per_day=2)
-
-    for _ in range(5):
-        assert (await api.post("k-1", token=token)).status == 202
-        assert (await api.post("k-1", EMAIL | {"subject": "Other"}, token=token)).status == 422
-    assert (await api.post("k-2", token=token)).status == 202
-    assert (await api.post("k-3", token=token)).status == 429
-
-
-async def test_a_process_that_stops_returns_its_unused_quota(
+async def test_refused_and_repeated_emails_and_stopped_processes_leave_the_quota_to_others(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
-    token = make_key(connection, recipients_per_day=1000)
-    async with running(settings) as api:
-        await api.post(token=token)
+    token, roomy = (make_key(connection, recipients_per_day=quota) for quota in (120, 1000))
+    async with running(settings) as one, running(settings) as two:
+        for _ in range(2):
+            assert (await one.post("k-1", email_to(50), token=token)).status == 202
+            assert (await one.post("k-1", EMAIL | {"subject": "Other"}, token=token)).status == 422
+        assert (await one.post("k-2", email_to(30), token=token)).status == 202
+        refused = await one.post("k-3", email_to(50), token=token)
+        last = await two.post("k-4", email_to(40), token=token)
+        one_more = await two.post("k-5", token=token)
+        await two.post("k-6", token=roomy)
 
-    assert connection.execute("select recipient_count from api_key_day").fetchall() == [(1,)]
-
-
-async def test_without_keys_it_does_not_start_on_a_public_address(settings: Settings) -> None:
-    with pytest.raises(ConfigurationError, match="dispatcher keys create"):
-        async with running(replace(settings, api_address=Listener("0.0.0.0", 0))):  # noqa: S104 - the test shows that it is refused
-            pass
-
-
-async def test_without_keys_it_does_not_start_unless_the_setting_allows_open_access(settings: Settings) -> None:
-    with pytest.raises(ConfigurationError, match="DISPATCHER_API_ALLOW_ANONYMOUS=on"):
-        async with running(replace(settings, api_allow_anonymous=False)):
-            pass
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-async def test_it_does_not_start_if_all_keys_are_revoked(
-    token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
-) -> None:
-    connection.execute("update api_key set revoked_at = clock_timestamp()")
-
-    with pytest.raises(ConfigurationError, match="dispatcher keys create"):
-        async with running(replace(settings, api_allow_anonymous=is_open)):
-            pass
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-async def test_deleting_all_keys_does_not_open_the_api(
-    token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
-) -> None:
-    async with running(replace(settings, api_allow_anonymous=is_open)) as api:
-        assert (await api.get("/v1/emails", token=token)).status == 200
-        connection.execute("delete from api_key")
-
-        async def is_refused() -> bool:
-            return (await api.get("/v1/emails", token=token)).status == 401
-
-        await until_answer(is_refused)
-        assert (await api.post()).status == 401
-
-
-async def test_open_access_is_logged_at_the_start(settings: Settings, connection: psycopg.Connection) -> None:
-    with capture_logs() as without_keys:
-        async with running(settings):
-            pass
-    make_key(connection)
-    with capture_logs() as with_a_key:
-        async with running(settings):
-            pass
-
-    assert [event["log_level"] for event in without_keys if event["event"] == "api.anonymous_allowed"] == ["warning"]
-    assert not [event for event in with_a_key if event["event"] == "api.anonymous_allowed"]
-
-
-async def test_without_keys_a_foreign_host_name_is_refused(api: Api) -> None:
-    for host in ("evil.example", "evil.example:8025", "127.0.0.1.evil.example", ""):
-        answer = await api.post(headers={"Host": host})
-        assert (answer.status, answer.code) == (403, "host-forbidden")
-
-
-PROXIED = (
-    {"Forwarded": "for=192.0.2.1"},
-    {"Via": "1.1 proxy.example"},
-    {"X-Forwarded-For": "192.0.2.1"},
-    {"X-Forwarded-Proto": "https"},
-    {"x-forwarded-host": "mail.example.com"},
-)
-
-
-async def test_requests_through_a_proxy_need_a_key(api: Api, connection: psycopg.Connection) -> None:
-    for headers in PROXIED:
-        answer = await api.post(headers=headers)
-        assert (answer.status, answer.code) == (403, "host-forbidden")
-
-    token = make_key(connection)
-    for headers in PROXIED:
-        assert (await api.post(token=token, headers=headers)).status == 202
+    assert [each.status for each in (refused, last, one_more)] == [429, 202, 429]
+    assert {refused.code, one_more.code} == {"quota-exceeded"}
+    counted = connection.execute("select recipient_count from api_key_day order by 1").fetchall()
+    assert counted == [(1,), (120,)]
 
 
 async def test_a_locked_quota_of_one_key_does_not_delay_other_keys(
@@ -330,19 +335,102 @@ async def test_a_locked_quota_of_one_key_does_not_delay_other_keys(
         assert (await api.post("locked-0", token=locked)).status == 202
 
 
-async def test_an_email_may_name_only_a_lane_of_its_key(connection: psycopg.Connection, api: Api) -> None:
-    plain = make_key(connection)
-    login = make_key(connection, lane="urgent", allowed_lanes=["bulk"])
+@dataclass
+class Clocks:
+    """A settable clock for PostgreSQL's sessions of `database_url`, and a settable monotonic clock of this host.
 
-    refused = await api.post(body={**EMAIL, "lane": "urgent"}, token=plain)
-    unknown = await api.post(body={**EMAIL, "lane": "slow"}, token=login)
-    assert (refused.status, refused.code) == (403, "lane-forbidden")
-    assert refused.json["errors"][0]["pointer"] == "#/lane"
-    assert (unknown.status, unknown.code) == (422, "invalid-email")
-    assert "urgent, normal, bulk" in unknown.json["errors"][0]["detail"]
+    PostgreSQL's clock begins ten seconds before midnight of a day in 2030.
+    """
 
-    for key, lane, token in (("a", None, plain), ("b", None, login), ("c", "bulk", login), ("d", "urgent", login)):
-        email = {**EMAIL, "lane": lane} if lane else EMAIL
-        assert (await api.post(key, email, token=token)).status == 202
-    rows = connection.execute("select message_key, lane from email_log order by message_key").fetchall()
-    assert rows == [("a", "normal"), ("b", "urgent"), ("c", "bulk"), ("d", "urgent")]
+    connection: psycopg.Connection
+    database_url: str
+    steady: float = 1000.0
+
+    def advance(self, seconds: float, *, steady: float | None = None) -> None:
+        """Advances both clocks; the monotonic one by `steady` seconds, if given."""
+        self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
+        self.steady += seconds if steady is None else steady
+
+    def counted(self) -> list[Any]:
+        """The reserved recipients by day, from the database."""
+        return self.connection.execute("select day, recipient_count from api_key_day order by day").fetchall()
+
+    def key(self, quota: int) -> ApiKey:
+        """The key of a new day."""
+        make_key(self.connection, recipients_per_day=quota)
+        (key,) = list_keys.sync(self.connection)
+        return key
+
+
+@pytest.fixture
+def clocks(own_database_url: str) -> Iterator[Clocks]:
+    """The clocks of a database that only one test uses, because these tests replace PostgreSQL's clock."""
+    with psycopg.connect(own_database_url, autocommit=True) as connection:
+        connection.execute("create table public.clock as select '2030-06-01 23:59:50+00'::timestamptz as shown")
+        connection.execute(
+            "create function public.clock_timestamp() returns timestamptz language sql"
+            " as 'select shown from public.clock'"
+        )
+        yield Clocks(connection, make_conninfo(own_database_url, options="-c search_path=public,pg_catalog"))
+
+
+@pytest.fixture
+async def quotas(clocks: Clocks) -> AsyncIterator[Quotas]:
+    """The quotas as one API process uses them."""
+    async with make_pool(clocks.database_url, name="test", size=1) as pool:
+        yield Quotas(KeyStore(pool), lambda: clocks.steady)
+
+
+async def test_the_database_decides_which_day_it_is(settings: Settings, clocks: Clocks) -> None:
+    token = make_key(clocks.connection, recipients_per_day=1)
+    async with running(replace(settings, database_url=clocks.database_url)) as api:
+        accepted = await api.post("k-1", token=token)
+        refused = await api.post("k-2", token=token)
+
+    assert (accepted.status, refused.code) == (202, "quota-exceeded")
+    assert 1 <= int(refused.headers["retry-after"]) <= 10
+
+
+async def test_an_exhausted_quota_is_available_again_after_retry_after_and_late_returns_do_not_count(
+    clocks: Clocks, quotas: Quotas
+) -> None:
+    key = clocks.key(10)
+
+    of_yesterday = await quotas.reserve(key, 10)
+    assert of_yesterday == Reservation(key, TODAY)
+    assert await quotas.reserve(key, 1) == QuotaExhausted(10)
+    clocks.advance(9.5)
+    assert await quotas.reserve(key, 1) == QuotaExhausted(1)
+    clocks.advance(0.5)
+    assert await quotas.reserve(key, 4) == Reservation(key, TOMORROW)
+    await quotas.return_unused(of_yesterday, 10)
+    assert await quotas.reserve(key, 7) == QuotaExhausted(86_400)
+    assert await quotas.reserve(key, 6) == Reservation(key, TOMORROW)
+    assert clocks.counted() == [(TODAY, 10), (TOMORROW, 10)]
+
+
+async def test_a_chunk_is_valid_until_its_day_ends(clocks: Clocks, quotas: Quotas) -> None:
+    key = clocks.key(500)
+    await quotas.reserve(key, 1)
+    clocks.advance(9)
+
+    await quotas.reserve(key, 1)
+    assert clocks.counted() == [(TODAY, 10)]
+
+    clocks.advance(1)
+    await quotas.reserve(key, 1)
+    assert clocks.counted() == [(TODAY, 10), (TOMORROW, 10)]
+
+    # The day ends during a refill. The nine unused recipients of the old day do not count for the new day.
+    clocks.advance(86_400, steady=86_399.99)
+    assert await quotas.reserve(key, 20) == Reservation(key, date(2030, 6, 3))
+    assert clocks.counted() == [(TODAY, 10), (TOMORROW, 10), (date(2030, 6, 3), 21)]
+
+
+async def test_concurrent_requests_do_not_spend_what_a_refill_counts_on(clocks: Clocks, quotas: Quotas) -> None:
+    key = clocks.key(1000)
+    await quotas.reserve(key, 1)
+
+    large, small = await asyncio.gather(quotas.reserve(key, 30), quotas.reserve(key, 10))
+
+    assert large == small == Reservation(key, TODAY)

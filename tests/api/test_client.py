@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import psycopg
@@ -13,8 +14,11 @@ import pytest
 from dispatcher import Email
 from dispatcher.client import ApiProblem, AsyncClient, Client, EmailPage, NoResponse, Receipt, Refused
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError
+from dispatcher.errors import DispatcherError, InvalidEmail
 from tests.api.running_api import Api, make_key
+from tests.store.test_outgoing_events import announce
+
+TOMORROW = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
 
 
 def email(key: str = 'order 17 "a" / b', subject: str = "Your receipt") -> Email:
@@ -46,6 +50,9 @@ async def test_both_clients_return_the_same_results(api: Api, connection: psycop
         rest = await client.find(recipient="ann@example.org", after=page.next)
         assert [each.message_key for each in (*page.emails, *rest.emails)] == ["k-2", email().message_key]
         others = await client.send_many([email("k-2"), email("k-3")])
+        receipt = await client.send(email("größe-漢字"))  # sent in the body
+        assert await client.send(email("größe-漢字")) == Receipt(receipt.id, "größe-漢字", is_known=True)
+        assert (await client.get_by_key("größe-漢字")).id == receipt.id
 
     assert isinstance(sent, Receipt)
     assert not sent.is_known
@@ -59,28 +66,27 @@ async def test_both_clients_return_the_same_results(api: Api, connection: psycop
     assert getattr(by_id, "status", None) is Status.PENDING
 
 
-async def test_a_key_that_is_not_ascii_is_sent_in_the_body(api: Api, connection: psycopg.Connection) -> None:
-    async with AsyncClient(api.url, key=make_key(connection)) as client:
-        receipt = await client.send(email("größe-漢字"))
-
-        assert await client.send(email("größe-漢字")) == Receipt(receipt.id, "größe-漢字", is_known=True)
-        assert (await client.get_by_key("größe-漢字")).id == receipt.id
+REMEDY = "Give the full URL, such as https://mail.example.com or http://127.0.0.1:8025."
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-@pytest.mark.parametrize("url", ["mail.example.com", "ann:secret@mail.example.com:8025", "localhost:8025", ""])
-def test_a_url_without_a_scheme_is_refused_with_an_example(kind: type[Client | AsyncClient], url: str) -> None:
-    with pytest.raises(DispatcherError) as refused:
-        kind(url)
-
-    remedy = "Give the full URL, such as https://mail.example.com or http://127.0.0.1:8025."
-    assert str(refused.value) == f"The HTTP API's URL has no scheme. {remedy}"
-
-
-@pytest.mark.parametrize("url", ["ftp://mail.example.com", "http://", "https:///v1", "unix:///run/api.socket"])
-def test_a_url_without_a_usable_scheme_or_host_is_refused_at_once(url: str) -> None:
-    with pytest.raises(DispatcherError, match="has no host, or its scheme is not http or https"):
-        Client(url)
+@pytest.mark.parametrize(
+    ("urls", "words"),
+    [
+        (("mail.example.com", "ann:secret@mail.example.com:8025", "localhost:8025", ""), f"has no scheme. {REMEDY}"),
+        (
+            ("ftp://mail.example.com", "http://", "https:///v1", "unix:///run/api.socket"),
+            "has no host, or its scheme is not http or https",
+        ),
+    ],
+    ids=["no scheme", "no host"],
+)
+def test_a_url_without_a_usable_scheme_or_host_is_refused_at_once(urls: tuple[str, ...], words: str) -> None:
+    for url in urls:
+        for kind in (Client, AsyncClient):
+            with pytest.raises(DispatcherError) as refused:
+                kind(url)
+            assert words in str(refused.value)
+            assert "secret" not in str(refused.value)
 
 
 async def test_a_refusal_is_an_exception_that_names_the_field(api: Api, connection: psycopg.Connection) -> None:
@@ -116,6 +122,55 @@ async def test_a_lost_response_is_retried_without_a_second_email(api: Api, conne
 
     assert receipt.is_known
     assert connection.execute("select count(*) from email_log").fetchone() == (1,)
+
+
+async def test_both_clients_iterate_and_remember_their_cursor(api: Api, connection: psycopg.Connection) -> None:
+    key = make_key(connection)
+    connection.execute("update outgoing_feed set is_on = true")
+    wanted = announce(connection, count=1200)
+
+    def use() -> tuple[list[object], str | None]:
+        with Client(api.url, key=key) as client:
+            events = client.events()
+            found: list[object] = []
+            for event in events:
+                if len(found) == 700:
+                    break  # the application failed, and has not handled this event
+                found.append(event.id)
+            return found + [event.id for event in events], events.cursor
+
+    found, cursor = await asyncio.to_thread(use)
+    assert found == wanted
+    more = announce(connection, count=2)
+    async with AsyncClient(api.url, key=key) as client:
+        events = client.events(after=cursor)
+        assert [event.id async for event in events] == more
+        later = announce(connection)
+        assert [(event.id, event.type) async for event in events] == [(later[0], "email.sent")]
+        assert [event async for event in events] == []
+
+
+async def test_both_clients_cancel_and_reschedule(api: Api, connection: psycopg.Connection) -> None:
+    made = await api.post("k-1"), await api.post("k-2"), await api.post("k-3")
+    waiting, cancelled, sent = (each.json["id"] for each in made)
+    connection.execute("update email_log set status = 'sent', publish_due_at = null where message_key = 'k-3'")
+
+    def use_client() -> list[Status]:
+        with Client(api.url) as client:
+            return [
+                client.reschedule(waiting, TOMORROW, reason="asked for it"),
+                client.cancel(cancelled, reason="has paid"),
+            ]
+
+    assert await asyncio.to_thread(use_client) == [Status.WAITING, Status.CANCELLED]
+    async with AsyncClient(api.url) as client:
+        assert await client.reschedule(waiting, TOMORROW, reason="asked for it") is Status.WAITING
+        with pytest.raises(ApiProblem) as refused:
+            await asyncio.wait_for(client.cancel(sent, reason="has paid"), 20)
+        with pytest.raises(InvalidEmail):
+            await client.reschedule(waiting, datetime(2026, 12, 24), reason="no zone")  # noqa: DTZ001
+
+    assert (refused.value.code, refused.value.email_status) == ("too-late", Status.SENT)
 
 
 def test_the_client_loads_none_of_the_servers_packages() -> None:

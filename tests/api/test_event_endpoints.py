@@ -1,34 +1,42 @@
-"""Providers post events to the API. Genuine events are committed before the response; other requests are refused."""
+"""Providers post events to the API, and recipients unsubscribe. Genuine events are committed before the response; other
+requests are refused."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
-from uuid import UUID
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from dispatcher.api.event_endpoints import MAX_BODY_BYTES
+from dispatcher.cli.api import api_settings
 from dispatcher.config import Settings
 from dispatcher.domain.email_id import new_email_id
+from dispatcher.events import twilio
 from dispatcher.events.sendgrid import SIGNATURE_HEADER
+from dispatcher.providers.twilio import TwilioSettings
 from tests.api.running_api import EMAIL, Answer, Api, make_key, running
 from tests.events.requests import TOPIC, SendGridKey, Sns, delivery, dumped, sendgrid_event
 from tests.store.books import Books
+from tests.store.suppressing import hasher_of
 
+TOKEN = "the_token_of_the_account_0123456789"
+STATUS_URL = "https://mail.example.org/v1/events/twilio"
+INBOUND_URL = "https://mail.example.org/v1/inbound/twilio"
+NUMBER = "+4915112345678"
+SID, OTHER_SID = {"MessageSid": "SM" + "0" * 32}, {"MessageSid": "SM" + "1" * 32}
+ENTRIES = "select tenant_id, masked, reason from dispatcher.suppression"
+SMS = {"to": "+49 151 12345678", "text": "Your code is 1234."}
 SENDGRID = "/v1/events/sendgrid"
 SES = "/v1/events/ses"
-
-
-@pytest.fixture
-def database_url(own_database_url: str) -> str:
-    """A database that only one test uses, because one test refuses connections to the database."""
-    return own_database_url
+ONE_CLICK = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +93,17 @@ async def test_events_are_committed_and_settle_the_email_before_the_response(
     assert status.json["status"] == "sent"
 
 
-async def test_a_repeated_delivery_is_stored_once(
+async def test_a_repeated_delivery_is_stored_once_and_one_of_an_unknown_email_gets_the_same_response(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
     email_id = await enqueued(events_api)
     batches = [[sendgrid_event(email_id, sg_event_id=f"{number}")] for number in range(46)]
+    batches += [[sendgrid_event(new_email_id())], [sendgrid_event("17")]]
 
     answers = await asyncio.gather(*(post(events_api, key, batch) for batch in batches))
 
-    assert {answer.status for answer in answers} == {204}
+    assert {(answer.status, answer.body) for answer in answers} == {(204, b"")}
     assert len(rows(connection)) == 1
-
-
-async def test_an_unknown_email_gets_the_same_response_as_a_known_one(events_api: Api, key: SendGridKey) -> None:
-    known = await post(events_api, key, [sendgrid_event(await enqueued(events_api))])
-    unknown = await post(events_api, key, [sendgrid_event(new_email_id())])
-    foreign = await post(events_api, key, [sendgrid_event("17")])
-
-    assert known.status == unknown.status == foreign.status == 204
-    assert known.body == unknown.body == foreign.body == b""
 
 
 async def test_a_forged_request_changes_nothing_and_is_counted(
@@ -121,11 +121,6 @@ async def test_a_forged_request_changes_nothing_and_is_counted(
     assert [(answer.status, answer.code) for answer in (stale, ahead)] == [(403, "signature-stale")] * 2
     assert rows(connection) == []
     assert (await events_api.get(f"/v1/emails/{email_id}")).json["status"] == "pending"
-
-
-async def test_a_genuine_request_that_is_not_json_is_refused(events_api: Api, key: SendGridKey) -> None:
-    assert (await post(events_api, key, b"[")).code == "malformed-json"
-    assert (await post(events_api, key, b"[" * 100_000)).code == "malformed-json"
 
 
 async def test_odd_events_do_not_stop_the_others(
@@ -147,7 +142,7 @@ async def test_odd_events_do_not_stop_the_others(
     assert [row[2] for row in rows(connection)] == ["bounced", "clicked", "deferred"]
 
 
-async def test_a_batch_of_a_thousand_events_is_stored(
+async def test_a_batch_of_a_thousand_events_is_stored_and_larger_odd_or_compressed_bodies_are_refused(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
     email_id = await enqueued(events_api)
@@ -155,31 +150,32 @@ async def test_a_batch_of_a_thousand_events_is_stored(
 
     assert (await post(events_api, key, events)).status == 204
     assert len(rows(connection)) == 1500
-
-
-async def test_a_batch_of_ten_megabytes_is_refused(events_api: Api, key: SendGridKey) -> None:
-    answer = await post(events_api, key, b" " * 10_000_000)
-
-    assert MAX_BODY_BYTES < 10_000_000
-    assert (answer.status, answer.code) == (413, "body-too-large")
-
-
-async def test_a_compressed_body_is_refused(events_api: Api, key: SendGridKey) -> None:
+    assert (await post(events_api, key, b"[")).code == "malformed-json"
+    assert (await post(events_api, key, b"[" * 100_000)).code == "malformed-json"
+    assert (await post(events_api, key, b" " * 10_000_000)).code == "body-too-large"
     assert (await post(events_api, key, [], **{"Content-Encoding": "gzip"})).code == "unsupported-media-type"
+    assert MAX_BODY_BYTES < 10_000_000
 
 
-async def test_without_postgresql_the_provider_must_retry(
-    event_settings: Settings, key: SendGridKey, connection: psycopg.Connection
-) -> None:
+@contextmanager
+def unreachable(database_url: str) -> Iterator[None]:
+    """PostgreSQL ends all sessions of a database, and refuses new ones during the block."""
+    url = urlsplit(database_url)
+    name = url.path.removeprefix("/")
+    with psycopg.connect(urlunsplit(url._replace(path="/postgres")), autocommit=True) as outside:
+        outside.execute(f'alter database "{name}" with allow_connections false'.encode())
+        try:
+            outside.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+            yield
+        finally:
+            outside.execute(f'alter database "{name}" with allow_connections true'.encode())
+
+
+async def test_without_postgresql_the_provider_must_retry(event_settings: Settings, key: SendGridKey) -> None:
     async with running(event_settings) as api:
         email_id = await enqueued(api)
-        name = urlsplit(event_settings.database_url).path.removeprefix("/")
-        admin = urlunsplit(urlsplit(event_settings.database_url)._replace(path="/postgres"))
-        with psycopg.connect(admin, autocommit=True) as outside:
-            outside.execute(f'alter database "{name}" with allow_connections false')
-            outside.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
+        with unreachable(event_settings.database_url):
             away = await post(api, key, [sendgrid_event(email_id)])
-            outside.execute(f'alter database "{name}" with allow_connections true')
         assert (away.status, away.code) == (503, "database-unavailable")
         assert "retry-after" in away.headers
 
@@ -278,30 +274,24 @@ async def test_one_providers_requests_keep_out_no_events_of_another_one(
 
 
 async def test_an_unconfigured_provider_has_no_path(api: Api) -> None:
-    body = dumped([])
-
-    answers = [await api.call("POST", path, raw=body) for path in (SENDGRID, SES)]
+    answers = [await api.call("POST", path, raw=b"[]") for path in (SENDGRID, SES)]
 
     assert [answer.status for answer in answers] == [404, 404]
     assert not any("/events/" in path for path in (await api.get("/openapi.json")).json["paths"])
 
 
-async def test_no_api_key_is_needed_and_other_methods_are_refused(
+async def test_no_api_key_is_needed_other_methods_are_refused_and_every_response_is_documented(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
     make_key(connection)
-
     assert (await post(events_api, key, [])).status == 204
     answer = await events_api.get(SENDGRID)
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
-
-
-async def test_every_response_is_documented(events_api: Api, key: SendGridKey) -> None:
     document = (await events_api.get("/openapi.json")).json
 
-    for path, codes in ((SENDGRID, {"204", "400", "403", "413", "503"}), (SES, {"204", "400", "403", "413", "503"})):
+    for path in (SENDGRID, SES):
         operation = document["paths"][path]["post"]
-        assert codes <= operation["responses"].keys()
+        assert {"204", "400", "403", "413", "503"} <= operation["responses"].keys()
         assert "401" not in operation["responses"]
         assert operation["security"] == []
     names = {parameter["name"].lower() for parameter in document["paths"][SENDGRID]["post"]["parameters"]}
@@ -328,3 +318,256 @@ async def test_messages_of_sns_without_a_valid_signature_are_refused(
         (403, "signature-invalid"),
     ]
     assert rows(connection) == []
+
+
+@pytest.fixture
+async def sms_api(settings: Settings) -> AsyncIterator[Api]:
+    """A running API with twilio as its provider of SMS."""
+    own = TwilioSettings(account_sid="AC" + "0" * 32, auth_token=TOKEN, callback_url=STATUS_URL)
+    async with running(replace(settings, providers=("smtp", "twilio"), own={**settings.own, "twilio": own})) as api:
+        yield api
+
+
+async def enqueued_sms(api: Api, key: str = "sms-1", **changes: Any) -> Answer:
+    return await api.call("POST", "/v1/sms", body={**SMS, **changes}, key=key)
+
+
+async def called_back(api: Api, url: str, form: dict[str, str], *, query: str = "", token: str = TOKEN) -> Answer:
+    public = f"{url}?{query}" if query else url
+    headers = {
+        "Content-Type": "application/x-www-form-urlencoded; charset=UTF-8",
+        twilio.SIGNATURE_HEADER: twilio.sign(token, public, form),
+    }
+    path = public.removeprefix("https://mail.example.org")
+    return await api.call("POST", path, raw=urlencode(form).encode(), headers=headers)
+
+
+async def test_an_sms_is_enqueued_once_with_its_number_in_e164_and_shares_the_keys_of_emails(
+    sms_api: Api, connection: psycopg.Connection
+) -> None:
+    first, again = await enqueued_sms(sms_api), await enqueued_sms(sms_api)
+    email = await sms_api.post("sms-1")
+
+    assert (first.status, again.status) == (202, 202)
+    assert first.json == again.json
+    assert (email.status, email.code) == (422, "idempotency-key-reused")
+    rows = connection.execute(
+        "select channel, recipients, text_body from dispatcher.email_log join dispatcher.email_content using (email_id)"
+    ).fetchall()
+    assert rows == [("sms", {"to": [NUMBER]}, "Your code is 1234.")]
+
+
+WRONG_SMS: Final[list[tuple[dict[str, Any], str, str, str]]] = [
+    ({"to": "+18765551234"}, "email-not-allowed", "#/to", "is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
+    ({"to": "+499001234567"}, "invalid-email", "#/to", "is a premium-rate number"),
+    ({"to": "0151"}, "invalid-email", "#/to", ""),
+    ({"to": [NUMBER]}, "invalid-email", "#/to", ""),
+    ({"subject": "x"}, "invalid-email", "#/subject", ""),
+    ({"text": ""}, "invalid-email", "#/text", ""),
+    ({"text": "a" * 1600}, "email-not-allowed", "#/text", "11 segments (GSM-7); DISPATCHER_SMS_MAX_SEGMENTS allows 10"),
+]
+
+
+async def test_a_wrong_or_forbidden_sms_is_refused_by_its_field(settings: Settings) -> None:
+    async with running(replace(settings, sms_countries=frozenset({"US", "DE"}))) as api:
+        for changes, code, pointer, words in WRONG_SMS:
+            one = await enqueued_sms(api, **changes)
+            batch = {"emails": [{**SMS, "channel": "sms", "message_key": "a", **changes}]}
+            many = await api.call("POST", "/v1/emails/batch", body=batch)
+
+            assert (one.status, one.code, one.pointers) == (422, code, [pointer])
+            assert words in one.json["errors"][0]["detail"]
+            assert not any(number in one.body for number in (b"8765551234", b"9001234567"))
+            assert many.json["results"][0]["problem"]["code"].endswith(code)
+        warned = await enqueued_sms(api, text="it\u2019s " * 30)
+        assert (warned.status, warned.json["warnings"]) == (
+            202,
+            ["text: U+2019 is not in GSM-7, so the text takes 3 segments instead of 1."],
+        )
+
+
+async def test_a_key_with_a_list_of_senders_sends_sms_only_with_the_default_sender(
+    sms_api: Api, connection: psycopg.Connection
+) -> None:
+    for limit in ({"sender_domains": ["example.com"]}, {"sender_addresses": ["shop@example.com"]}):
+        token = make_key(connection, **limit)
+        statuses = [
+            (await sms_api.call("POST", "/v1/sms", body={**SMS, **sender}, key=f"k-{sender}", token=token)).status
+            for sender in ({}, {"from": NUMBER}, {"from": "Example"}, {"from": "12345"})
+        ]
+        assert statuses == [202, 403, 403, 403]
+
+
+async def test_without_a_provider_of_sms_the_api_refuses_and_names_the_setting(settings: Settings) -> None:
+    async with running(replace(settings, providers=("smtp",))) as api:
+        answer = await enqueued_sms(api)
+
+    assert (answer.status, answer.code) == (422, "no-capable-provider")
+    assert "DISPATCHER_SMS_PROVIDERS" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("statuses", [("delivered",) * 3, ("delivered", "sent", "queued", "delivered")], ids=" ".join)
+async def test_a_status_callback_is_stored_once_and_settles_the_sms_and_a_late_one_changes_no_end(
+    sms_api: Api, connection: psycopg.Connection, statuses: tuple[str, ...]
+) -> None:
+    email_id = (await enqueued_sms(sms_api)).json["id"]
+    Books(connection).lose_attempt(UUID(email_id))
+    for status in statuses:
+        form = {**SID, "MessageStatus": status, "To": NUMBER}
+        assert (await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}")).status == 204
+
+    delivered = "select provider from dispatcher.email_event where kind = 'delivered'"
+    assert connection.execute(delivered).fetchall() == [("twilio",)]
+    assert (await sms_api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
+
+
+async def test_a_forged_request_changes_nothing(sms_api: Api, connection: psycopg.Connection) -> None:
+    email_id = (await enqueued_sms(sms_api)).json["id"]
+    form = {**SID, "MessageStatus": "delivered", "To": NUMBER}
+    stop = {**SID, "From": NUMBER, "Body": "STOP"}
+
+    forged = await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}", token="other")
+    unsigned = await sms_api.call("POST", f"/v1/events/twilio?email_id={email_id}", raw=b"a=1")
+    inbound = await called_back(sms_api, INBOUND_URL, stop, token="other")
+
+    assert {(each.status, each.code) for each in (forged, unsigned, inbound)} == {(403, "signature-invalid")}
+    assert connection.execute("select from email_event union all select from suppression").fetchall() == []
+
+
+async def test_stop_suppresses_for_the_tenants_that_sent_to_the_number_and_start_ends_that(
+    sms_api: Api, connection: psycopg.Connection
+) -> None:
+    await enqueued_sms(sms_api)
+    stop = {**SID, "From": NUMBER, "Body": "Stop"}
+    start = {**OTHER_SID, "From": NUMBER, "Body": "START"}
+
+    answer = await called_back(sms_api, INBOUND_URL, stop)
+    assert (answer.status, answer.body) == (200, b"<Response/>")
+    assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "unsubscribe")]
+
+    await called_back(sms_api, INBOUND_URL, start)
+    assert connection.execute(ENTRIES).fetchall() == []
+
+    await called_back(sms_api, INBOUND_URL, stop)  # a copy of the old request
+    assert connection.execute(ENTRIES).fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("to", "sender"),
+    [
+        ("+525512345678", "+5215512345678"),
+        ("+5491123456789", "+541123456789"),
+        ("+541123456789", "+5491123456789"),
+    ],
+)
+async def test_stop_from_the_other_form_of_a_number_suppresses_the_number(
+    sms_api: Api, connection: psycopg.Connection, to: str, sender: str
+) -> None:
+    await enqueued_sms(sms_api, to=to)
+
+    await called_back(sms_api, INBOUND_URL, {**SID, "From": sender, "Body": "STOP please"})
+
+    hashes = "select r.address_hash = substr(s.address_hash, 1, length(r.address_hash))"
+    hashes += " from dispatcher.suppression as s, dispatcher.email_recipient as r"
+    assert connection.execute(hashes).fetchall() == [(True,)]
+    for form in (to, sender):
+        found = await sms_api.get(f"/v1/emails?recipient={quote(form)}")
+        assert len(found.json["emails"]) == 1
+
+
+async def test_start_leaves_the_entry_of_an_operator(sms_api: Api, connection: psycopg.Connection) -> None:
+    body = {"recipients": [NUMBER], "reason": "a complaint by post"}
+    assert (await sms_api.call("POST", "/v1/suppressions", body=body)).status == 200
+
+    await called_back(sms_api, INBOUND_URL, {**SID, "From": NUMBER, "Body": "STOP"})
+    await called_back(sms_api, INBOUND_URL, {**OTHER_SID, "From": NUMBER, "Body": "START"})
+
+    assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "manual")]
+
+
+async def test_a_number_that_does_not_exist_is_suppressed_unless_the_sms_is_unknown(
+    sms_api: Api, connection: psycopg.Connection
+) -> None:
+    email_id = (await enqueued_sms(sms_api)).json["id"]
+    Books(connection).lose_attempt(UUID(email_id))
+    form = {**SID, "MessageStatus": "undelivered", "ErrorCode": "30006", "To": NUMBER}
+
+    for query in ("", "email_id=x", f"email_id={UUID(int=7)}"):
+        assert (await called_back(sms_api, STATUS_URL, form, query=query)).status == 204
+        assert connection.execute(ENTRIES).fetchall() == []
+    await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}")
+
+    assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "hard_bounce")]
+    domains = connection.execute("select dispatcher.recipient_domains(email_id) from dispatcher.email_log")
+    assert domains.fetchall() == [([],)]
+
+
+async def test_the_longest_sms_is_read_and_a_larger_callback_is_refused(
+    sms_api: Api, connection: psycopg.Connection
+) -> None:
+    large = {**SID, "Body": "x" * (64 << 10)}
+    longest = {**SID, "From": NUMBER, "OptOutType": "STOP", "Body": "\U0001f600" * 1600}
+
+    assert (await called_back(sms_api, INBOUND_URL, large)).status == 413
+    assert (await called_back(sms_api, INBOUND_URL, longest)).status == 200
+    assert connection.execute("select reason from dispatcher.suppression").fetchall() == [("unsubscribe",)]
+
+
+def test_the_command_reads_the_token_that_verifies_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {
+        "DATABASE_URL": "postgresql://localhost/mail",
+        "AMQP_URL": "amqp://localhost",
+        "SMS_PROVIDERS": "twilio",
+        "TWILIO_ACCOUNT_SID": "AC" + "0" * 32,
+        "TWILIO_AUTH_TOKEN": TOKEN,
+        "TWILIO_CALLBACK_URL": STATUS_URL,
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(f"DISPATCHER_{name}", value)
+
+    assert getattr(api_settings().own["twilio"], "auth_token", None) == TOKEN
+
+
+async def test_post_suppresses_the_recipient_once_and_get_changes_nothing(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    email_id = UUID((await api.post("a", EMAIL | {"to": ["Ann <ann@example.org>"]})).json["id"])
+    path = f"/v1/unsubscribe/{hasher_of(connection).unsubscribe_token(email_id, 'ann@example.org')}"
+
+    asked = await api.call("GET", path)
+    assert (asked.status, connection.execute(ENTRIES).fetchall()) == (200, [])
+    assert b'method="post"' in asked.body
+    for _ in range(2):
+        done = await api.call("POST", path, raw=b"List-Unsubscribe=One-Click", headers=ONE_CLICK)
+        assert done.status == 200
+
+    assert connection.execute(ENTRIES).fetchall() == [("default", "a•••@example.org", "unsubscribe")]
+
+
+async def test_tokens_that_are_not_genuine_and_unknown_emails_get_the_same_answer(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    hasher = hasher_of(connection)
+    genuine = hasher.unsubscribe_token(uuid4(), "ann@example.org")
+    tokens = [genuine, genuine[:-1] + ("A" if genuine[-1] != "A" else "B"), "x", "%00" * 64, "A" * 64, "é" * 32]
+
+    answers = [await api.call("POST", f"/v1/unsubscribe/{token}", raw=b"", headers=ONE_CLICK) for token in tokens]
+
+    assert {answer.status for answer in answers} == {404}
+    assert len({answer.body for answer in answers}) == 1
+    assert connection.execute(ENTRIES).fetchall() == []
+
+
+async def test_a_forged_token_needs_no_database_session(api: Api, connection: psycopg.Connection) -> None:
+    genuine = hasher_of(connection).unsubscribe_token(uuid4(), "ann@example.org")
+    assert (await api.call("GET", f"/v1/unsubscribe/{genuine}")).status == 200
+    with unreachable(api.settings.database_url):
+        forged = [
+            await api.call(method, f"/v1/unsubscribe/{token}")
+            for method in ("GET", "POST")
+            for token in ("x", "A" * 64, "A" * 63 + "=", "é" * 64)
+        ]
+        suppressing = await api.call("POST", f"/v1/unsubscribe/{genuine}")
+
+    assert {answer.code for answer in forged} == {"not-found"}
+    assert suppressing.code == "database-unavailable"

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,16 +24,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def database_url(own_database_url: str) -> str:
-    """A database that only one test uses, because the examples create a table."""
-    return own_database_url
-
-
-@pytest.fixture
-def orders(connection: psycopg.Connection) -> psycopg.Connection:
+def orders(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
     """A connection to a database with an application's table `orders`."""
     connection.execute("create table orders (number integer primary key, customer text)")
-    return connection
+    yield connection
+    connection.execute("drop table orders")
 
 
 def books(connection: psycopg.Connection) -> tuple[list[Any], list[Any]]:

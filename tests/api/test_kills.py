@@ -6,20 +6,21 @@ import asyncio
 import signal
 from contextlib import closing, suppress
 from itertools import count
-from pathlib import Path
 from uuid import UUID
 
 import orjson
 import psycopg
 import pytest
 
-from dispatcher.broker.topology import Topology
-from dispatcher.dev.servers import Servers
+from tests.acceptance.conftest import host
 from tests.acceptance.harness import Host, stop
 from tests.api.running_api import EMAIL
 from tests.supervisor.program import Program, eventually
 
 CLIENTS = 64
+
+
+__all__ = ["host"]
 
 
 @pytest.fixture
@@ -96,8 +97,15 @@ def has_open_sessions(host: Host) -> bool:
         return connection.execute(sessions).fetchone() is not None
 
 
-async def check(host: Host, lives: int) -> None:
-    run = host.run()
+def stored(host: Host) -> dict[str, UUID]:
+    """The ids of all stored emails, by message key."""
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        return dict(connection.execute("select message_key, email_id from email_log").fetchall())
+
+
+@pytest.mark.parametrize("lives", [2, pytest.param(50, marks=pytest.mark.slow)])
+async def test_a_killed_api_loses_and_duplicates_no_accepted_email(host: Host, lives: int) -> None:
+    run = host.run(WORKERS=1)
     clients = await kill_under_load(host, lives)
     keys = stored(host)
 
@@ -107,30 +115,3 @@ async def check(host: Host, lives: int) -> None:
     assert (books.lost, books.duplicates, books.strangers) == (frozenset(), {}, frozenset()), books
     assert set(host.recipient.delivered()) == set(keys.values())
     stop(run)
-
-
-def stored(host: Host) -> dict[str, UUID]:
-    """The ids of all stored emails, by message key."""
-    with psycopg.connect(host.database_url, autocommit=True) as connection:
-        return dict(connection.execute("select message_key, email_id from email_log").fetchall())
-
-
-@pytest.fixture
-def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> Host:
-    """A host with a separate folder."""
-    return Host(tmp_path, servers, database_url, topology)
-
-
-async def test_a_killed_api_loses_and_duplicates_no_accepted_email(host: Host) -> None:
-    try:
-        await check(host, 2)
-    finally:
-        host.destroy()
-
-
-@pytest.mark.slow
-async def test_fifty_kills_lose_and_duplicate_no_email(host: Host) -> None:
-    try:
-        await check(host, 50)
-    finally:
-        host.destroy()

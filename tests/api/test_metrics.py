@@ -12,8 +12,7 @@ from structlog.testing import capture_logs
 from dispatcher.config import Settings
 from dispatcher.config.values import Listener
 from dispatcher.telemetry import metric_files
-from tests.api.raw import exchange
-from tests.api.running_api import EMAIL, Api, running
+from tests.api.running_api import EMAIL, Api, exchange, running
 from tests.waiting import until
 
 

@@ -85,13 +85,7 @@ def _probe(operation: Any, examples: int, headers: dict[str, str], seen: set[tup
     """Sends valid and invalid requests, and checks the responses against the document."""
     valid, invalid = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
 
-    @hypothesis_settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @hypothesis_settings(max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
     @given(case=valid | invalid)
     def ask(case: Any) -> None:
         response = case.call(headers=headers)
@@ -101,20 +95,16 @@ def _probe(operation: Any, examples: int, headers: dict[str, str], seen: set[tup
     ask()
 
 
-def check(settings: Settings, connection: psycopg.Connection, examples: int) -> None:
+@IGNORING
+def test_every_response_is_in_the_openapi_document(settings: Settings, connection: psycopg.Connection) -> None:
     with in_a_thread(settings) as api:
-        without_keys = probe(api, examples, None)
+        without_keys = probe(api, 2, None)
         token = make_key(connection)
-        with_key = probe(api, examples, token)
+        with_key = probe(api, 4, token)
         without = probe(api, 1, None)
 
     assert {operation for operation, _ in without_keys} == {operation for operation, _ in with_key}
     assert {status for _, status in without} <= {401, 400, 405}
-
-
-@IGNORING
-def test_every_response_is_in_the_openapi_document(settings: Settings, connection: psycopg.Connection) -> None:
-    check(settings, connection, 8)
 
 
 ODD_VALUES: tuple[Any, ...] = (17, "", [], {}, [17], True)

@@ -1,18 +1,50 @@
-"""Operators confirm, release and replay emails over HTTP, within the tenant of the API key."""
+"""Emails, replays, suppressions, pauses and webhooks are changed over HTTP within the tenant of a key; and events are
+polled."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
 
 import psycopg
+import pytest
+import trustme
+from psycopg.rows import dict_row
+from standardwebhooks.webhooks import Webhook as Verifier
 
 from dispatcher.config import Settings
 from tests.api.running_api import EMAIL, Api, make_key, running
+from tests.monitor.receiver import receiving, write_ca
+from tests.store.pausing import pause
+from tests.store.test_outgoing_events import announce
 from tests.waiting import until_answer
 
-REASON = {"reason": "The provider shows it."}
-HELD = "/v1/held/0199c0de-0000-7000-8000-000000000000/confirm"
+REASON: Final = {"reason": "The provider shows it."}
+OPERATOR: Final = ["read", "operate"]
+ANN: Final = {"recipients": ["ann@example.org"]}
+HOOK: Final = {"url": "https://shop.example.com/hooks"}
+UNKNOWN: Final = "0199c0de-0000-7000-8000-000000000000"
+HELD: Final = f"/v1/held/{UNKNOWN}/confirm"
+TOMORROW: Final = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
+LATER: Final = {"send_at": TOMORROW.isoformat(), **REASON}
+NEED_OPERATE: Final = (
+    *(("POST", path) for path in ("/v1/replays", HELD, "/v1/pauses", "/v1/suppressions")),
+    *(("GET", path) for path in ("/v1/replays/1", "/v1/pauses", "/v1/suppressions")),
+    *(("DELETE", path) for path in ("/v1/pauses", "/v1/suppressions")),
+)
+BAD_URLS: Final = (
+    "http://shop.example.com/hooks",
+    "http://127.0.0.1/hooks",
+    "https://10.0.0.7/hooks",
+    "https://ann:secret@shop.example.com/hooks",
+    f"https://shop.example.com/{'x' * 2000}",
+    None,
+)
+BAD_QUERIES: Final = ("after=x", "after=", "limit=0", "limit=1001", "limit=x", "tenant_id=a%20b")
 
 
 def set_status(connection: psycopg.Connection, key: str, status: str) -> None:
@@ -83,12 +115,6 @@ async def test_a_replay_can_be_stopped_only_by_its_tenant(api: Api, connection: 
     acts = connection.execute("select action, reason from operator_audit order by audit_id").fetchall()
     assert acts == [("replay", REASON["reason"]), ("stop", "too fast")]
     assert list(statuses(connection).values()).count("failed") >= 2
-
-
-async def test_a_pace_out_of_range_is_refused(api: Api) -> None:
-    for pace in (1e-9, 0, 0.009, 10_001, True):
-        answer = await api.call("POST", "/v1/replays", body={"per_second": pace, **REASON})
-        assert (answer.status, answer.pointers) == (422, ["#/per_second"])
 
 
 async def test_slow_replays_of_one_tenant_do_not_delay_another_tenant(api: Api, connection: psycopg.Connection) -> None:
@@ -174,14 +200,241 @@ async def test_the_reason_of_a_replay_is_shown_to_whose_key_gave_it_and_to_keys_
 
 
 async def test_operator_endpoints_need_the_scope_operate(api: Api, connection: psycopg.Connection) -> None:
-    token = make_key(connection)
+    token = make_key(connection, scopes=["send", "read"])
 
-    for method, path in (("POST", "/v1/replays"), ("GET", "/v1/replays/1"), ("POST", HELD)):
-        assert (await api.call(method, path, body=REASON, token=token)).code == "insufficient-scope"
+    for method, path in NEED_OPERATE:
+        body = {**REASON, "recipients": ["ann@example.org"]} if method != "GET" else None
+        assert (await api.call(method, path, body=body, token=token)).code == "insufficient-scope", path
 
 
-async def test_a_large_body_of_a_decision_is_refused_without_being_read(api: Api) -> None:
-    body = {**REASON, "email_ids": ["x" * 300_000]}
+INVALID: Final[list[tuple[str, dict[str, Any], list[str]]]] = [
+    *(("replays", {"per_second": pace}, ["#/per_second"]) for pace in (1e-9, 0, 0.009, 10_001, True)),
+    ("pauses", {"reason": None}, ["#/reason"]),
+    *(("pauses", {"for_seconds": seconds}, ["#/for_seconds"]) for seconds in (0, "1h", 1e9)),
+    ("suppressions", {"recipients": []}, ["#/recipients"]),
+    ("suppressions", {"recipients": ["ann@example.org", "bob@@example.org"]}, ["#/recipients/1"]),
+    ("suppressions", {**ANN, "days": 3, "expires_at": "2099-01-01T00:00:00Z"}, ["#/days"]),
+    ("suppressions", {**ANN, "expires_at": "9999-12-31T23:59:59-23:59"}, ["#/expires_at"]),
+    ("suppressions", {**ANN, "expires_at": "0001-01-01T00:00:00+23:59"}, ["#/expires_at"]),
+    *(("webhooks", {"url": url}, ["#/url"]) for url in BAD_URLS),
+    ("webhooks", {**HOOK, "events": []}, ["#/events"]),
+    ("webhooks", {**HOOK, "events": ["email.opened"]}, ["#/events/0"]),
+    ("webhooks", {**HOOK, "events": [["email.sent"]]}, ["#/events/0"]),
+    ("webhooks", {**HOOK, "all_tenants": True}, ["#"]),
+    ("webhooks", {**HOOK, "recipients": "yes"}, ["#/recipients"]),
+    ("webhooks", {**HOOK, "reason": " "}, ["#/reason"]),
+]
 
-    assert (await api.call("POST", "/v1/replays", body=body)).code == "body-too-large"
-    assert (await api.call("POST", HELD, body=body)).code == "body-too-large"
+
+async def test_an_invalid_or_large_body_is_refused_and_the_response_names_the_field(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    key = make_key(connection, scopes=OPERATOR)
+    for path, body, pointers in INVALID:
+        answer = await api.call("POST", f"/v1/{path}", body={**REASON, **body}, token=key)
+        assert (answer.status, answer.pointers) == (422, pointers), (path, body)
+        assert "bob" not in answer.body.decode()
+    for query in ("suppressions?after=x", *(f"events?{query}" for query in BAD_QUERIES)):
+        answer = await api.get(f"/v1/{query}", token=key)
+        assert (answer.status, answer.code) == (400, "invalid-parameter"), query
+    for path in ("/v1/replays", HELD):
+        answer = await api.call("POST", path, body={**REASON, "email_ids": ["x" * 300_000]}, token=key)
+        assert answer.code == "body-too-large"
+    assert connection.execute("select is_on from outgoing_feed").fetchone() == (False,)
+
+
+async def test_a_key_pauses_suppresses_and_sees_only_within_its_own_tenant(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    operator, other = (make_key(connection, scopes=["operate"], tenant_id=tenant) for tenant in ("shop", "other"))
+    pause(connection, "all")
+    pause(connection, "tenant", "other")
+    foreign = [
+        await api.call(method, path, body={**REASON, **more, "tenant_id": "other"}, token=operator)
+        for path, more in (("/v1/pauses", {}), ("/v1/suppressions", ANN))
+        for method in ("POST", "DELETE")
+    ]
+    begun = await api.call("POST", "/v1/pauses", body=REASON, token=operator)
+    assert (await api.call("POST", "/v1/suppressions", body={**REASON, **ANN}, token=operator)).json["added"] == 1
+
+    assert [each.code for each in foreign] == ["tenant-forbidden"] * 4
+    assert (begun.json["name"], begun.json["until"]) == ("shop", None)
+    assert (await api.get("/v1/pauses", token=operator)).json == {"pauses": [begun.json]}
+    (found,) = (await api.get("/v1/pauses", token=other)).json["pauses"]
+    assert (found["actor"], found["reason"]) == ("ann", "maintenance")  # without the operator's host
+    assert (await api.get("/v1/suppressions", token=other)).json["suppressions"] == []
+    assert (await api.call("DELETE", "/v1/suppressions", body={**REASON, **ANN}, token=other)).json["removed"] == 0
+    ended = await api.call("DELETE", "/v1/pauses", body=REASON, token=operator)
+    again = await api.call("DELETE", "/v1/pauses", body=REASON, token=operator)
+    assert (ended.json, again.code) == (begun.json, "not-found")
+    names = connection.execute("select scope, name from pause order by scope, name").fetchall()
+    assert names == [("all", ""), ("tenant", "other")]
+
+
+def column(connection: psycopg.Connection, name: str) -> dict[str, Any]:
+    rows = connection.cursor(row_factory=dict_row).execute("select * from email_log").fetchall()
+    return {row["message_key"]: row[name] for row in rows}
+
+
+async def test_an_email_is_cancelled_and_a_second_time_too_and_too_late_names_its_status(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    email_id = (await api.post("k-1")).json["id"]
+
+    first = await api.call("POST", f"/v1/emails/{email_id}/cancel", body=REASON)
+    second = await api.call("POST", f"/v1/emails/{email_id}/cancel", body=REASON)
+    rescheduled = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=LATER)
+    shown = (await api.get(f"/v1/emails/{email_id}")).json
+
+    assert (first.status, first.json) == (200, {"id": email_id, "status": "cancelled"})
+    assert (second.status, second.json) == (200, first.json)
+    assert (rescheduled.status, rescheduled.code, rescheduled.json["email_status"]) == (409, "too-late", "cancelled")
+    assert (shown["status"], shown["error_type"], shown["waiting"]) == ("cancelled", "cancelled", None)
+    connection.execute("update email_log set status = 'sending', publish_due_at = null")
+    for verb, body in (("cancel", REASON), ("reschedule", LATER)):
+        late = await api.call("POST", f"/v1/emails/{email_id}/{verb}", body=body)
+        unknown = await api.call("POST", f"/v1/emails/{UNKNOWN}/{verb}", body=body)
+        assert (late.status, late.code, late.json["email_status"]) == (409, "too-late", "sending")
+        assert late.json["detail"] == "Nothing was changed: the email's status is sending."
+        assert (unknown.status, unknown.code) == (404, "not-found")
+
+
+async def test_a_rescheduled_email_waits_until_the_time(api: Api, connection: psycopg.Connection) -> None:
+    email_id = (await api.post("k-1")).json["id"]
+
+    done = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=LATER)
+    wrong = [
+        await api.call("POST", f"/v1/emails/{email_id}/reschedule", body={**REASON, "send_at": text})
+        for text in ("2026-12-24T18:00:00", "tomorrow", "2999-01-01T00:00:00Z", 5)
+    ]
+    missing = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=REASON)
+    connection.execute("update email_log set expires_at = wait_until")
+    expired = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=LATER)
+    shown = (await api.get(f"/v1/emails/{email_id}")).json["waiting"]
+
+    assert (done.status, done.json) == (200, {"id": email_id, "status": "waiting"})
+    assert (shown["reason"], datetime.fromisoformat(shown["until"])) == ("scheduled", TOMORROW)
+    assert column(connection, "wait_until") == {"k-1": TOMORROW}
+    assert [(each.status, each.pointers) for each in [*wrong, missing, expired]] == [(422, ["#/send_at"])] * 6
+
+
+async def test_a_key_that_sends_changes_single_emails_of_its_tenant_only(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    other_id = (await api.post("other")).json["id"]
+    sender, reader = (make_key(connection, tenant_id="shop", scopes=[scope]) for scope in ("send", "read"))
+    operator = make_key(connection, tenant_id="shop", scopes=["operate"])
+    first, second = [(await api.post(key, token=sender)).json["id"] for key in ("k-1", "k-2")]
+
+    async def cancel(email_id: str, token: str) -> int:
+        return (await api.call("POST", f"/v1/emails/{email_id}/cancel", body=REASON, token=token)).status
+
+    assert [await cancel(first, token) for token in (reader, sender)] == [403, 200]
+    assert await cancel(second, operator) == 200
+    assert await cancel(other_id, sender) == 404
+    assert (await api.call("POST", "/v1/emails/cancel", body=REASON, token=sender)).status == 403
+    assert column(connection, "status") == {"other": "pending", "k-1": "cancelled", "k-2": "cancelled"}
+
+
+@pytest.mark.parametrize("path", ["cancel", "reschedule"])
+async def test_a_change_of_every_email_must_be_intended(api: Api, connection: psycopg.Connection, path: str) -> None:
+    await api.post("k-1")
+    body = REASON if path == "cancel" else {**REASON, **LATER}
+
+    refused = await api.call("POST", f"/v1/emails/{path}", body=body)
+    dry = await api.call("POST", f"/v1/emails/{path}", body={**body, "dry_run": True})
+    assert (refused.status, refused.pointers, dry.json["selected"]) == (422, ["#"], {"pending": 1})
+    assert column(connection, "status") == {"k-1": "pending"}
+
+    changed = await api.call("POST", f"/v1/emails/{path}", body={**body, "all": True})
+    assert changed.json["selected"] == {"pending": 1}
+    assert column(connection, "status") == {"k-1": "cancelled" if path == "cancel" else "waiting"}
+
+
+async def test_a_filter_counts_with_dry_run_and_changes_without(api: Api, connection: psycopg.Connection) -> None:
+    for number in range(3):
+        await api.post(f"k-{number}")
+    connection.execute("update email_log set lane = 'bulk' where message_key <> 'k-0'")
+    connection.execute("update email_log set tenant_id = 'another' where message_key = 'k-2'")
+    bulk = {"lane": "bulk", **REASON}
+
+    dry = await api.call("POST", "/v1/emails/cancel", body={**bulk, "dry_run": True})
+    moved = await api.call("POST", "/v1/emails/reschedule", body={**bulk, **LATER})
+    cancelled = await api.call("POST", "/v1/emails/cancel", body={**bulk, "status": "waiting"})
+    wrong = await api.call("POST", "/v1/emails/cancel", body={"status": "sent", **REASON})
+    named = await api.call(
+        "POST", "/v1/emails/cancel", body={"email_ids": [str(uuid4())] * 2, "dry_run": True, **REASON}
+    )
+
+    assert (dry.json["selected"], dry.json["results"], dry.json["has_more"]) == ({"pending": 1}, {}, False)
+    assert (moved.json["selected"], moved.json["results"]) == ({"pending": 1}, {"rescheduled": 1})
+    assert (cancelled.json["selected"], cancelled.json["results"]) == ({"waiting": 1}, {"cancelled": 1})
+    assert (wrong.status, wrong.pointers, named.json["others"]) == (422, ["#/status"], 1)
+    assert column(connection, "status") == {"k-0": "pending", "k-1": "cancelled", "k-2": "pending"}
+
+
+async def test_a_tenant_polls_its_events_from_a_cursor(api: Api, connection: psycopg.Connection) -> None:
+    key = make_key(connection)
+    first = await api.get("/v1/events", token=key)
+    assert (first.status, first.json["events"], first.json["has_more"]) == (200, [], False)
+    assert connection.execute("select is_on from outgoing_feed").fetchone() == (True,)
+    wanted = announce(connection, count=150)
+    announce(connection, "other", 5)
+
+    page = await api.get(f"/v1/events?after={first.json['next']}", token=key)
+    last = await api.get(f"/v1/events?limit=1000&after={page.json['next']}", token=key)
+
+    assert (len(page.json["events"]), page.json["has_more"]) == (100, True)
+    assert [event["id"] for event in page.json["events"] + last.json["events"]] == list(map(str, wanted))
+    assert not last.json["has_more"]
+    event = page.json["events"][0]
+    assert (event["type"], event["data"]["tenant_id"], event["data"]["message_key"]) == ("email.sent", "shop", "key")
+    middle = await api.get(f"/v1/events?limit=1&after={page.json['events'][41]['cursor']}", token=key)
+    assert middle.json["events"][0]["id"] == str(wanted[42])
+
+
+async def test_a_tenant_manages_its_webhooks_and_no_others(api: Api, connection: psycopg.Connection) -> None:
+    key = make_key(connection, scopes=OPERATOR)
+    other = make_key(connection, scopes=OPERATOR, tenant_id="other")
+    body = {"url": "https://shop.example.com/hooks", "events": ["email.bounced"], "reason": "test"}
+    made = await api.call("POST", "/v1/webhooks", body=body, token=key)
+    path = made.headers["location"]
+    assert made.status == 201
+    assert made.json["secret"].startswith("whsec_")
+    assert (made.json["tenant_id"], made.json["events"], made.json["state"]) == ("shop", ["email.bounced"], "active")
+    without_secret = {name: value for name, value in made.json.items() if name != "secret"}
+    assert (await api.get("/v1/webhooks", token=key)).json == {"webhooks": [without_secret]}
+    assert (await api.get("/v1/webhooks", token=other)).json == {"webhooks": []}
+
+    since = REASON | {"since": (datetime.now(UTC) - timedelta(hours=1)).isoformat()}
+    bodies = {"test": None, "rotate": REASON, "enable": REASON, "replay": since, "disable": REASON}
+    foreign = [await api.call("POST", f"{path}/{verb}", body=given, token=other) for verb, given in bodies.items()]
+    foreign += [await api.get(path, token=other), await api.call("DELETE", path, body=REASON, token=other)]
+    assert {(answer.status, answer.code) for answer in foreign} == {(404, "not-found")}
+    rotated = await api.call("POST", f"{path}/rotate", body=REASON, token=key)
+    assert rotated.json["secret"] not in (made.json["secret"], None)
+    assert (await api.call("POST", f"{path}/enable", body=REASON, token=key)).json == without_secret
+    assert (await api.call("POST", f"{path}/replay", body=since, token=key)).status == 200
+    assert (await api.call("POST", f"{path}/disable", body=REASON, token=key)).json["state"] == "disabled"
+    assert (await api.call("DELETE", path, body=REASON, token=key)).status == 200
+    assert (await api.get(path, token=key)).status == 404
+
+
+async def test_a_test_event_reports_the_receivers_answer(
+    settings: Settings, connection: psycopg.Connection, tmp_path: Path
+) -> None:
+    ca = trustme.CA()
+    with receiving(ca, "127.0.0.1") as receiver:
+        allowed = replace(settings, webhooks_allow_private=True, ca_file=write_ca(ca, tmp_path))
+        async with running(allowed) as api:
+            made = await api.call("POST", "/v1/webhooks", body={"url": receiver.url, "reason": "test"})
+            path = f"/v1/webhooks/{made.json['id']}/test"
+            accepted = (await api.call("POST", path)).json
+            receiver.status_of = lambda _: 500
+            refused = (await api.call("POST", path)).json
+
+    assert accepted == {"is_accepted": True, "detail": "the receiver answered 204"}
+    assert refused == {"is_accepted": False, "detail": "the receiver answered 500"}
+    posted = receiver.posted[0]
+    Verifier(made.json["secret"]).verify(posted.body.decode(), dict(posted.headers))
+    assert posted.json["type"] == "webhook.test"

@@ -1,14 +1,8 @@
-"""Eight incidents of docs/runbook.md, from the alert until all is calm: on the operators' page, and by commands.
-
-    ./run test -m slow tests/browser/test_operators_day.py -s
-
-also prints how many seconds each incident took. People need longer: most of their time is reading.
-"""
+"""Incidents of docs/runbook.md, from the alert until all is calm: on the operators' page, and by commands."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from uuid import UUID
@@ -29,30 +23,16 @@ POISON = b"\x1b[2Jno message of ours"
 
 
 class Day:
-    """A running dispatcher, what goes wrong in it, and an operator with a browser and a terminal."""
+    """A running dispatcher, what goes wrong in it, and an operator's terminal."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage = stage
         self.host = stage.host
         assert isinstance(self.host.recipient, Sink)
         self.sink = self.host.recipient
         self.run = self.host.run(WORKERS=1, RECONCILE_SECONDS=1, MAX_ATTEMPTS=1)
         self.run.pid_of("worker 0")
-        self.seconds: dict[str, dict[str, float]] = {}
         self.released: set[UUID] = set()
-        self._commands = CommandLine(
-            self.host.folder,
-            {
-                "DISPATCHER_DATABASE_URL": self.host.database_url,
-                "DISPATCHER_AMQP_URL": self.host.servers.amqp_url,
-                "DISPATCHER_EXCHANGE": self.host.topology.exchange,
-                "DISPATCHER_QUEUE": self.host.topology.queue,
-                "DISPATCHER_DLQ": self.host.topology.dlq,
-                "DISPATCHER_RUN_DIR": str(self.host.run_dir),
-                "DISPATCHER_PROVIDERS": "smtp",
-                "DISPATCHER_SMTP_URL": self.sink.settings["SMTP_URL"],
-            },
-        )
+        self._commands = CommandLine(self.host.folder, self.host.environment())
 
     def say(self, *words: str) -> str:
         """Runs a command, which must succeed, and returns its output."""
@@ -63,11 +43,6 @@ class Day:
     def enqueue(self, name: str, count: int = 1) -> list[UUID]:
         """Enqueues emails."""
         return sorted(self.host.enqueue(emails(count, name=name, to=lambda number: f"{name}-{number}@example.org")))
-
-    def pause(self, *subject: str, reason: str = WHY) -> None:
-        """Pauses by a command, and waits until the worker follows."""
-        with self.followed():
-            self.say("pause", *subject, "--reason", reason)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -84,194 +59,157 @@ class Day:
         self.sink.behave(script={})
         return ids
 
-    def await_status(self, ids: list[UUID], status: str) -> None:
-        """Waits until all of these emails have this status."""
+    def stop_by_suppression(self, address: str) -> list[UUID]:
+        """Suppresses an address; returns the email that the dispatcher then stopped."""
+        self.say("suppressions", "add", address, "--kind", "hard_bounce", "--reason", "the mailbox did not exist")
+        numbers = count()
+
+        def stopped() -> list[UUID]:
+            ids = self.host.enqueue(emails(1, name=f"{address}-{next(numbers)}", to=lambda _: address))
+            return [*ids] if self.host.await_finished(ids).counts == {"failed": 1} else []
+
+        return eventually(stopped, "the suppression of the address")
+
+    def poison(self) -> None:
+        self.host.rabbit.publish(self.host.topology.queue, POISON)
+        self.await_dlq(1)
+
+    def await_dlq(self, depth: int) -> None:
+        eventually(lambda: self.host.rabbit.waiting(self.host.topology.dlq) == depth, f"{depth} messages in the DLQ")
+
+    def await_sent(self, ids: list[UUID]) -> None:
+        """Waits until all of these emails are sent."""
         eventually(
-            lambda: {self.host.rows()[each].status for each in ids} == {status},
-            lambda: f"{status} emails; now {[self.host.rows()[each] for each in ids]}",
+            lambda: {self.host.rows()[each].status for each in ids} == {"sent"},
+            lambda: f"sent emails; now {[self.host.rows()[each] for each in ids]}",
         )
 
-    @contextmanager
-    def timed(self, incident: str, way: str) -> Iterator[None]:
-        """Records how many seconds an incident took."""
-        began = time.monotonic()
-        yield
-        self.seconds.setdefault(incident, {})[way] = time.monotonic() - began
+    def end(self) -> None:
+        """Only released emails were sent twice, and none is left."""
+        assert {row.status for row in self.host.rows().values()} == {"sent"}
+        assert {email_id for email_id, times in self.sink.delivered().items() if times > 1} == self.released
 
 
 @pytest.fixture(scope="module")
-def day(stage: Stage) -> Iterator[Day]:
-    found = Day(stage)
-    yield found
-    print("\n\nseconds from the alert until all is calm\n")
-    print(f"{'incident':<34}{'page':>8}{'commands':>10}")
-    for incident, by_way in found.seconds.items():
-        print(f"{incident:<34}{by_way.get('page', 0):>8.1f}{by_way.get('commands', 0):>10.1f}")
+def day(stage: Stage) -> Day:
+    return Day(stage)
 
 
-@pytest.fixture
-def press(tab: Tab) -> Callable[[str], None]:
+def press(tab: Tab, button: str) -> None:
     """Types a reason into the form with this button, and presses the button."""
-
-    def act(button: str) -> None:
-        form = tab.page.locator("form").filter(has=tab.page.get_by_role("button", name=button, exact=True)).first
-        form.get_by_label("Reason").fill(WHY)
-        form.get_by_role("button", name=button, exact=True).click()
-
-    return act
+    form = tab.page.locator("form").filter(has=tab.page.get_by_role("button", name=button, exact=True)).first
+    form.get_by_label("Reason").fill(WHY)
+    form.get_by_role("button", name=button, exact=True).click()
 
 
-@pytest.fixture(params=["page", "commands"])
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def test_a_day_on_the_page(day: Day, tab: Tab) -> None:
+    refused = day.finish("policy-page", 20, end="554 5.6.0 Refused by policy")
+    page = tab.go("/")
+    expect(page.locator("#dead-letters.bad")).to_contain_text("20")
+    page.get_by_role("link", name="Dead letters").first.click()
+    page.get_by_label("Error type").select_option("invalid_content")
+    page.get_by_role("button", name="Filter").click()
+    page.get_by_role("link", name="Replay these: dry run").click()
+    expect(page.locator("#would-replay")).to_contain_text("20")
+    press(tab, "Replay")
+    expect(page.get_by_label("Progress of the replay")).to_have_attribute("value", "20")
+    day.await_sent(refused)
+    expect(tab.go("/").locator("#dead-letters.good")).to_contain_text("0")
+
+    page.get_by_role("searchbox", name="Find an email").fill("policy-page-0@example.org")
+    page.get_by_role("button", name="Find").click()
+    page.get_by_role("link", name="policy-page-0").click()
+    expect(page.locator(".timeline")).to_contain_text("sent")
+
+    with day.followed():
+        day.say("pause", "lane", "normal", "--reason", "the sale waits for legal")
+    waiting = day.enqueue("waits-page")
+    tab.go(f"/emails/{waiting[0]}")
+    expect(page.locator("main")).to_contain_text("the sale waits for legal")
+    page.get_by_role("link", name="See all and resume").click()
+    press(tab, "Resume lane normal")
+    expect(page.get_by_text("Nothing is paused.")).to_be_visible()
+    day.await_sent(waiting)
+
+    for provider, begin, end in (
+        ("smtp", "Pause the provider", "Resume provider smtp"),
+        ("", "Pause everything", "Resume everything"),
+    ):
+        tab.go("/pauses")
+        if provider:
+            page.get_by_label("Provider", exact=True).fill(provider)
+        with day.followed():
+            press(tab, begin)
+            expect(page.locator(".badge.bad", has_text="paused")).to_be_visible()
+        paused = day.enqueue(f"paused-{provider}-page", 5)
+        assert day.host.recipient.delivered().keys().isdisjoint(paused)
+        press(tab, end)
+        expect(page.get_by_text("Nothing is paused.")).to_be_visible()
+        day.await_sent(paused)
+
+    arrived, lost = day.finish("held-page", 2, answer="close")
+    tab.go("/")
+    expect(page.locator("#held.bad")).to_contain_text("2")
+    page.get_by_role("link", name="Held").first.click()
+    page.locator(f"#held-{arrived}").get_by_role("link", name="Confirm: it arrived").click()
+    press(tab, "Confirm")
+    tab.go("/held").locator(f"#held-{lost}").get_by_role("link", name="Release: send it again").click()
+    press(tab, "Release")
+    day.await_sent([arrived, lost])
+    day.released.add(lost)
+    expect(tab.go("/").locator("#held.good")).to_contain_text("0")
+
+    stopped = day.stop_by_suppression("bounced-page@example.org")
+    tab.go("/suppressions")
+    page.get_by_label("Address or domain", exact=True).fill("bounced-page@example.org")
+    page.get_by_role("button", name="Look up").click()
+    press(tab, "Remove the entry")
+    page.get_by_role("link", name="replay them").click()
+    page.get_by_role("link", name="Replay these: dry run").click()
+    press(tab, "Replay")
+    day.await_sent(stopped)
+
+    day.poison()
+    tab.go("/poison")
+    page.get_by_role("cell").get_by_role("link").click()
+    expect(page.get_by_label("Body")).to_contain_text("no message of ours")
+    press(tab, "Discard")
+    expect(page.get_by_role("status")).to_contain_text("Discarded 1 message.")
+    day.await_dlq(0)
+    day.end()
 
 
-def test_the_dlq_grows(day: Day, tab: Tab, press: Callable[[str], None], way: str) -> None:
-    ids = day.finish(f"policy-{way}", 20, end="554 5.6.0 Refused by policy")
-    with day.timed("The DLQ grows", way):
-        if way == "page":
-            page = tab.go("/")
-            expect(page.locator("#dead-letters.bad")).to_contain_text("20")
-            page.get_by_role("link", name="Dead letters").first.click()
-            page.get_by_label("Error type").select_option("invalid_content")
-            page.get_by_role("button", name="Filter").click()
-            page.get_by_role("link", name="Replay these: dry run").click()
-            expect(page.locator("#would-replay")).to_contain_text("20")
-            press("Replay")
-            expect(page.get_by_label("Progress of the replay")).to_have_attribute("value", "20")
-        else:
-            assert "invalid_content" in day.say("dlq", "list", "--by", "error_type")
-            day.say("dlq", "replay", "--error-type", "invalid_content", "--reason", WHY, "--yes")
-        day.await_status(ids, "sent")
-        if way == "page":
-            expect(tab.go("/").locator("#dead-letters.good")).to_contain_text("0")
+def test_a_day_by_commands(day: Day) -> None:
+    refused = day.finish("policy", 20, end="554 5.6.0 Refused by policy")
+    assert "invalid_content" in day.say("dlq", "list", "--by", "error_type")
+    day.say("dlq", "replay", "--error-type", "invalid_content", "--reason", WHY, "--yes")
+    day.await_sent(refused)
 
+    assert "policy-0" in day.say("find", "--to", "policy-0@example.org")
+    assert "sent" in day.say("show", str(refused[0]))
 
-def test_where_is_an_email(day: Day, tab: Tab, way: str) -> None:
-    (email_id,) = day.finish(f"ann-{way}")
-    with day.timed("Where is email X?", way):
-        if way == "page":
-            page = tab.go("/")
-            page.get_by_role("searchbox", name="Find an email").fill(f"ann-{way}-0@example.org")
-            page.get_by_role("button", name="Find").click()
-            page.get_by_role("link", name=f"ann-{way}-0").click()
-            expect(page.locator(".timeline")).to_contain_text("sent")
-        else:
-            found = day.say("find", "--to", f"ann-{way}-0@example.org")
-            assert f"ann-{way}-0" in found
-            assert "sent" in day.say("show", str(email_id))
+    for subject in (("lane", "normal"), ("provider", "smtp"), ("all",)):
+        with day.followed():
+            day.say("pause", *subject, "--reason", "the sale waits for legal")
+        paused = day.enqueue(f"paused-{subject[0]}", 5)
+        assert "the sale waits for legal" in day.say("show", str(paused[0]))
+        assert day.host.recipient.delivered().keys().isdisjoint(paused)
+        day.say("resume", *subject, "--reason", WHY)
+        day.await_sent(paused)
 
+    arrived, lost = day.finish("held", 2, answer="close")
+    day.say("held", "list")
+    day.say("held", "confirm", str(arrived), "--reason", WHY)
+    day.say("held", "release", str(lost), "--reason", WHY)
+    day.await_sent([arrived, lost])
+    day.released.add(lost)
 
-def test_why_does_it_wait(day: Day, tab: Tab, press: Callable[[str], None], way: str) -> None:
-    day.pause("lane", "normal", reason="the sale waits for legal")
-    ids = day.enqueue(f"waits-{way}")
-    with day.timed("Why does it wait?", way):
-        if way == "page":
-            page = tab.go(f"/emails/{ids[0]}")
-            expect(page.locator("main")).to_contain_text("the sale waits for legal")
-            page.get_by_role("link", name="See all and resume").click()
-            press("Resume lane normal")
-            expect(page.get_by_text("Nothing is paused.")).to_be_visible()
-        else:
-            assert "the sale waits for legal" in day.say("show", str(ids[0]))
-            day.say("resume", "lane", "normal", "--reason", WHY)
-        day.await_status(ids, "sent")
+    stopped = day.stop_by_suppression("bounced@example.org")
+    day.say("suppressions", "remove", "bounced@example.org", "--reason", WHY, "--replay", "--yes")
+    day.await_sent(stopped)
 
-
-@pytest.mark.parametrize(
-    ("incident", "subject", "button"),
-    [
-        ("A provider is down", "provider smtp", "Pause the provider"),
-        ("Planned maintenance", "all", "Pause everything"),
-    ],
-)
-def test_sending_is_paused_and_resumed(
-    day: Day, tab: Tab, press: Callable[[str], None], way: str, incident: str, subject: str, button: str
-) -> None:
-    scope, _, name = subject.partition(" ")
-    with day.timed(incident, way):
-        page = tab.page
-        if way == "page":
-            tab.go("/pauses")
-            if name:
-                page.get_by_label("Provider", exact=True).fill(name)
-            with day.followed():
-                press(button)
-                expect(page.locator(".badge.bad", has_text="paused")).to_be_visible()
-        else:
-            day.pause(*subject.split())
-        ids = day.enqueue(f"{scope}-{way}", 5)
-        assert day.host.recipient.delivered().keys().isdisjoint(ids)
-        if way == "page":
-            press("Resume everything" if scope == "all" else f"Resume {subject}")
-            expect(page.get_by_text("Nothing is paused.")).to_be_visible()
-        else:
-            day.say("resume", *subject.split(), "--reason", WHY)
-        day.await_status(ids, "sent")
-
-
-def test_held_emails(day: Day, tab: Tab, press: Callable[[str], None], way: str) -> None:
-    arrived, lost = day.finish(f"held-{way}", 2, answer="close")
-    with day.timed("Held emails", way):
-        if way == "page":
-            page = tab.go("/")
-            expect(page.locator("#held.bad")).to_contain_text("2")
-            page.get_by_role("link", name="Held").first.click()
-            page.locator(f"#held-{arrived}").get_by_role("link", name="Confirm: it arrived").click()
-            press("Confirm")
-            tab.go("/held").locator(f"#held-{lost}").get_by_role("link", name="Release: send it again").click()
-            press("Release")
-        else:
-            day.say("held", "list")
-            day.say("held", "confirm", str(arrived), "--reason", WHY)
-            day.say("held", "release", str(lost), "--reason", WHY)
-        day.await_status([arrived, lost], "sent")
-        day.released.add(lost)
-        if way == "page":
-            expect(tab.go("/").locator("#held.good")).to_contain_text("0")
-
-
-def test_a_recipient_was_suppressed(day: Day, tab: Tab, press: Callable[[str], None], way: str) -> None:
-    address = f"bounced-{way}@example.org"
-    day.say("suppressions", "add", address, "--kind", "hard_bounce", "--reason", "the mailbox did not exist")
-    numbers = count()
-
-    def stopped() -> list[UUID]:
-        ids = day.host.enqueue(emails(1, name=f"bounced-{way}-{next(numbers)}", to=lambda _: address))
-        return [*ids] if day.host.await_finished(ids).counts == {"failed": 1} else []
-
-    ids = eventually(stopped, "the suppression of the address")
-    with day.timed("Bounces and complaints", way):
-        if way == "page":
-            page = tab.go("/suppressions")
-            page.get_by_label("Address or domain", exact=True).fill(address)
-            page.get_by_role("button", name="Look up").click()
-            press("Remove the entry")
-            page.get_by_role("link", name="replay them").click()
-            page.get_by_role("link", name="Replay these: dry run").click()
-            press("Replay")
-        else:
-            day.say("suppressions", "remove", address, "--reason", WHY, "--replay", "--yes")
-        day.await_status(ids, "sent")
-
-
-def test_a_poison_message(day: Day, tab: Tab, press: Callable[[str], None], way: str) -> None:
-    day.host.rabbit.publish(day.host.topology.queue, POISON)
-    eventually(lambda: day.host.rabbit.waiting(day.host.topology.dlq) == 1, "the poison message")
-    with day.timed("A poison message", way):
-        if way == "page":
-            page = tab.go("/poison")
-            page.get_by_role("cell").get_by_role("link").click()
-            expect(page.get_by_label("Body")).to_contain_text("no message of ours")
-            press("Discard")
-            expect(page.get_by_role("status")).to_contain_text("Discarded 1 message.")
-        else:
-            listed = day.say("dlq", "list", "--poison")
-            (poison_id,) = {word for word in listed.split() if word.startswith("p-")}
-            day.say("dlq", "discard", poison_id, "--reason", WHY, "--yes")
-        eventually(lambda: day.host.rabbit.waiting(day.host.topology.dlq) == 0, "the empty DLQ")
-
-
-def test_only_released_emails_were_sent_twice_and_none_is_left(day: Day) -> None:
-    assert {row.status for row in day.host.rows().values()} == {"sent"}
-    assert {email_id for email_id, times in day.sink.delivered().items() if times > 1} == day.released
+    day.poison()
+    (poison_id,) = {word for word in day.say("dlq", "list", "--poison").split() if word.startswith("p-")}
+    day.say("dlq", "discard", poison_id, "--reason", WHY, "--yes")
+    day.await_dlq(0)
+    day.end()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import urlencode, urljoin, urlsplit
 
@@ -29,7 +31,6 @@ class _Forms(HTMLParser):
         self.forms: list[FormOnPage] = []
         self._textarea: str | None = None
         self._text = ""
-        self._select: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
@@ -58,6 +59,22 @@ def forms_of(answer: Answer) -> list[FormOnPage]:
     parser = _Forms()
     parser.feed(answer.body.decode())
     return parser.forms
+
+
+def text_of(page: Answer) -> str:
+    """The page's text, without tags and with single spaces."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page.body.decode())).split())
+
+
+def links_of(page: Answer, part: str = "") -> list[str]:
+    """The links in the page's content that contain `part`."""
+    found = re.findall(r'<a [^>]*href="([^"]*)"', page.body.decode().partition("<main")[2])
+    return [link for link in map(unescape, found) if part in link]
+
+
+def token_of(page: Answer) -> str:
+    """The CSRF token of the page's forms."""
+    return next(value for form in forms_of(page) for name, value in form.fields if name == "csrf_token")
 
 
 @dataclass(slots=True)
@@ -113,3 +130,10 @@ class Browser:
             else:
                 self.cookies[name] = value
         return self.page
+
+
+async def signed_in(api: Api, key: str) -> Browser:
+    """The browser of a visitor who has signed in with an API key."""
+    browser = Browser(api)
+    await browser.sign_in(key)
+    return browser

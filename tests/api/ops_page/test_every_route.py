@@ -1,4 +1,5 @@
-"""Rules that each address of the page must keep. The addresses come from the application, so new pages are included."""
+"""Rules that each address of the page must keep, and its sessions. The addresses come from the application, so new
+pages are included."""
 
 from __future__ import annotations
 
@@ -6,16 +7,19 @@ import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any, Final, cast
+from uuid import UUID
 
 import psycopg
 import pytest
+from starlette.requests import Request
 from starlette.routing import Route
 
 from dispatcher.api.ops_page.application import make_ops_app
 from dispatcher.api.ops_page.attempts import ATTEMPTS_PER_CLIENT
+from dispatcher.api.ops_page.origins import client_address
 from dispatcher.api.ops_page.site import CONCURRENT_PAGES, SECURITY_HEADERS, Site
 from dispatcher.config import Settings
-from tests.api.ops_page.browsing import Browser, forms_of
+from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
 from tests.api.running_api import Answer, Api, make_key
 from tests.store.books import Books
 from tests.waiting import until_answer
@@ -40,11 +44,6 @@ def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool
             yield "/ops" + re.sub(r"\{[^}]*\}", "1", re.sub(r"\{email_id[^}]*\}", str(email_id), route.path))
 
 
-def token_of(page: Answer) -> str:
-    """The CSRF token of a page."""
-    return next(value for form in forms_of(page) for name, value in form.fields if name == "csrf_token")
-
-
 def has_safe_headers(answer: Answer) -> bool:
     """Whether an answer forbids scripts of others, frames, guessed types, and copies."""
     found = answer.headers
@@ -53,16 +52,19 @@ def has_safe_headers(answer: Answer) -> bool:
     return own == dict(SECURITY_HEADERS) and found.get("x-content-type-options") == "nosniff" and not is_kept
 
 
+def dead_email(books: Books, status: str, **columns: Any) -> UUID:
+    email_id = books.enqueue_one()
+    books.change(email_id, status=status, error_type="x", attempt_count=2, publish_due_at=None, **columns)
+    return email_id
+
+
 async def test_every_address_refuses_strangers_readers_other_sites_and_forms_without_a_token(
-    browser: Browser, operator_key: str, connection: psycopg.Connection, books: Books, ops_api: Api
+    browser: Browser, operator: Browser, reader: Browser, books: Books, ops_api: Api
 ) -> None:
     email_id = books.enqueue_one()
     pages = list(addresses(ops_api.settings, "GET", email_id))
     targets = list(addresses(ops_api.settings, "POST", email_id))
     before = books.rows()
-    operator, reader = Browser(ops_api), Browser(ops_api)
-    await operator.sign_in(operator_key)
-    await reader.sign_in(make_key(connection, scopes=["read"], tenant_id=None, name="reader"))
     token = {"csrf_token": token_of(await operator.get("/ops/")), "reason": "r"}
     readers = {"csrf_token": token_of(await reader.get("/ops/")), "reason": "r"}
     safe = []
@@ -93,20 +95,61 @@ async def test_every_address_refuses_strangers_readers_other_sites_and_forms_wit
     assert books.select("select * from operator_audit") == []
 
 
-async def test_every_address_of_another_tenants_email_answers_404(
-    connection: psycopg.Connection, books: Books, ops_api: Api
+async def test_a_visitor_who_may_only_read_sees_every_page_without_forms_and_links_to_forms(
+    reader: Browser, books: Books, ops_api: Api
 ) -> None:
-    email_id = books.enqueue_one(tenant_id="bank")
-    visitor = Browser(ops_api)
-    await visitor.sign_in(make_key(connection, scopes=["operate"], name="shop"))
-    token = {"csrf_token": token_of(await visitor.get("/ops/")), "reason": "r"}
+    held = dead_email(books, "held")
+    dead_email(books, "failed")
+    books.connection.execute(
+        "insert into webhook (url, kinds, secret) values ('https://shop.example/', '{sent}', 'whsec_c2VjcmV0')"
+    )
+    pages = {path: await reader.get(path) for path in addresses(ops_api.settings, "GET", held)}
+
+    refused = {path for path, page in pages.items() if page.status == 403}
+    shown = [page for page in pages.values() if page.status == 200]
+    forms = {f"/ops/emails/{held}/{name}" for name in ("confirm", "release", "reveal")}
+    assert forms | {"/ops/replays/new"} <= refused
+    assert len(shown) > 12
+    for page in shown:
+        assert 'name="reason"' not in page.body.decode()
+        assert not [link for link in links_of(page) if link.partition("?")[0] in refused]
+    assert "may only read" in text_of(pages[f"/ops/emails/{held}"])
+    assert b"shop.example" in pages["/ops/webhooks/1"].body
+
+
+async def test_every_address_of_another_tenants_email_answers_404(
+    shop_operator: Browser, books: Books, ops_api: Api
+) -> None:
+    pending = books.enqueue_one(tenant_id="bank")
+    others = [pending, *(dead_email(books, status, tenant_id="bank") for status in ("held", "failed"))]
+    fields = {"csrf_token": token_of(await shop_operator.get("/ops/")), "reason": "r"}
+    fields |= {"attempts": "2", "send_at": "2026-12-01 10:00"}
     before = books.rows()
 
-    for path in addresses(ops_api.settings, "GET", email_id, has_id=True):
-        assert (await visitor.get(path)).status == 404, path
-    for path in addresses(ops_api.settings, "POST", email_id, has_id=True):
-        assert (await visitor.post(path, token)).status == 404, path
+    for email_id in (*others, UUID("0199c0de-0000-7000-8000-000000000000")):
+        for path in addresses(ops_api.settings, "GET", email_id, has_id=True):
+            assert (await shop_operator.get(path)).status == 404, path
+        for path in addresses(ops_api.settings, "POST", email_id, has_id=True):
+            assert (await shop_operator.post(path, fields)).status == 404, path
     assert books.rows() == before
+    assert books.select("select * from operator_audit") == []
+
+
+async def test_a_visitor_signs_in_with_a_key_and_gets_to_the_page_that_was_asked_for(
+    browser: Browser, operator_key: str
+) -> None:
+    asked = await browser.get("/ops/emails?status=held")
+    form = await browser.follow()
+    entered = await browser.submit("/sign-in", key=operator_key)
+    page = await browser.follow()
+
+    assert (asked.status, asked.headers["location"]) == (303, "/ops/sign-in?next=%2Femails%3Fstatus%3Dheld")
+    assert form.status == 200
+    assert (entered.status, entered.headers["location"]) == (303, "/ops/emails?status=held")
+    assert (page.status, b"<h1>Emails</h1>" in page.body) == (200, True)
+    for target in ("//evil.example", "https://evil.example", "/\\evil.example", "/\t/evil.example", "javascript:x"):
+        answer = await browser.post("/ops/sign-in", {"key": operator_key, "next": target})
+        assert (answer.status, answer.headers["location"]) == (303, "/ops/"), target
 
 
 async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
@@ -128,9 +171,10 @@ async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
     assert (await browser.post("/ops/sign-out", {"csrf_token": token})).status == 303
     browser.cookies["dispatcher-ops"] = second
     page = await browser.get("/ops/")
-    assert page.status == 200
+    assert (page.status, (await browser.get("/ops/", **REFRESH)).status) == (200, 200)
     await browser.post("/ops/sign-out", {"csrf_token": token_of(page)})
     browser.cookies["dispatcher-ops"] = second
+    assert (await browser.get("/ops/", **REFRESH)).status == 401
     assert (await browser.get("/ops/")).status == 303
     assert books.select("select * from ops_session") == []
 
@@ -144,38 +188,30 @@ async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
     ],
 )
 async def test_a_session_ends_when_it_is_idle_or_old(
-    browser: Browser,
-    operator_key: str,
-    connection: psycopg.Connection,
-    ops_api: Api,
-    used_ago: float,
-    began_ago: float,
-    ends: bool,
+    operator: Browser, connection: psycopg.Connection, used_ago: float, began_ago: float, ends: bool
 ) -> None:
-    await browser.sign_in(operator_key)
-    ages = used_ago * ops_api.settings.ops_idle_seconds, began_ago * ops_api.settings.ops_session_seconds
+    settings = operator.api.settings
     connection.execute(
         "update ops_session set seen_at = seen_at - %s * interval '1 s', created_at = created_at - %s * interval '1 s'",
-        ages,
+        [used_ago * settings.ops_idle_seconds, began_ago * settings.ops_session_seconds],
     )
 
-    assert ((await browser.get("/ops/")).status == 303) is ends
+    assert ((await operator.get("/ops/")).status == 303) is ends
 
 
 async def test_a_page_that_refreshes_itself_keeps_no_operator_signed_in(
-    browser: Browser, operator_key: str, connection: psycopg.Connection, ops_api: Api
+    operator: Browser, connection: psycopg.Connection
 ) -> None:
-    await browser.sign_in(operator_key)
     idle_for = "update ops_session set seen_at = seen_at - %s * interval '1 s'"
-    most_of_the_limit = [0.6 * ops_api.settings.ops_idle_seconds]
+    most_of_the_limit = [0.6 * operator.api.settings.ops_idle_seconds]
     statuses = []
     for headers in ({}, {}, REFRESH):
         connection.execute(idle_for, most_of_the_limit)
-        statuses.append((await browser.get("/ops/", **headers)).status)
+        statuses.append((await operator.get("/ops/", **headers)).status)
     connection.execute(idle_for, most_of_the_limit)
 
     assert statuses == [200, 200, 200]
-    await until_refused(browser)
+    await until_refused(operator)
 
 
 async def until_refused(browser: Browser) -> None:
@@ -187,47 +223,27 @@ async def until_refused(browser: Browser) -> None:
     await until_answer(is_refused)
 
 
-async def test_signing_out_ends_refreshes_at_once(browser: Browser, operator_key: str) -> None:
-    await browser.sign_in(operator_key)
-    page = await browser.get("/ops/")
-    cookie = browser.cookies["dispatcher-ops"]
-    refreshed = (await browser.get("/ops/", **REFRESH)).status
-    await browser.post("/ops/sign-out", {"csrf_token": token_of(page)})
-    browser.cookies["dispatcher-ops"] = cookie
-
-    assert (refreshed, (await browser.get("/ops/", **REFRESH)).status) == (200, 401)
-
-
 async def test_a_session_that_another_process_ends_shows_no_page_at_once_and_refreshes_none_a_second_later(
-    browser: Browser, operator_key: str, connection: psycopg.Connection
+    operator: Browser, connection: psycopg.Connection
 ) -> None:
-    await browser.sign_in(operator_key)
-    assert (await browser.get("/ops/", **REFRESH)).status == 200
+    assert (await operator.get("/ops/", **REFRESH)).status == 200
     connection.execute("delete from ops_session")
 
-    assert (await browser.post("/ops/pause/all", {}, **REFRESH)).status == 401
-    assert (await browser.get("/ops/")).status == 303
-    await until_refused(browser)
+    assert (await operator.post("/ops/pause/all", {}, **REFRESH)).status == 401
+    assert (await operator.get("/ops/")).status == 303
+    await until_refused(operator)
 
 
 async def test_pages_that_refresh_themselves_together_show_each_visitor_its_own_figures(
-    browser: Browser, operator_key: str, ops_api: Api, connection: psycopg.Connection
+    operator: Browser, ops_api: Api, connection: psycopg.Connection
 ) -> None:
-    tenant = Browser(ops_api)
-    await browser.sign_in(operator_key)
-    await tenant.sign_in(make_key(connection, scopes=["read"], tenant_id="acme", name="eve"))
+    tenant = await signed_in(ops_api, make_key(connection, scopes=["read"], tenant_id="acme", name="eve"))
     shows_hosts = set()
     for _ in range(3):
-        for each in (browser, tenant):
-            shows_hosts.add((each is browser, b"Hosts and workers" in (await each.get("/ops/", **REFRESH)).body))
+        for each in (operator, tenant):
+            shows_hosts.add((each is operator, b"Hosts and workers" in (await each.get("/ops/", **REFRESH)).body))
 
     assert shows_hosts == {(True, True), (False, False)}
-
-
-async def test_signing_in_leads_to_no_other_website(browser: Browser, operator_key: str) -> None:
-    for target in ("//evil.example", "https://evil.example", "/\\evil.example", "/\t/evil.example", "javascript:x"):
-        answer = await browser.post("/ops/sign-in", {"key": operator_key, "next": target})
-        assert (answer.status, answer.headers["location"]) == (303, "/ops/"), target
 
 
 async def test_guessing_keys_is_limited_whatever_a_client_claims(browser: Browser, operator_key: str) -> None:
@@ -244,6 +260,17 @@ async def test_guessing_keys_is_limited_whatever_a_client_claims(browser: Browse
     assert await attempt(operator_key, "203.0.113.2") == 303
     assert [*guesses, await attempt("wrong", "203.0.113.2")] == [401] * ATTEMPTS_PER_CLIENT
     assert await attempt("wrong", "203.0.113.2") == 429
+
+
+def test_the_last_forwarded_address_counts_and_only_behind_a_proxy_on_this_host() -> None:
+    def address(client: str, *forwarded: bytes) -> str:
+        headers = [(b"x-forwarded-for", each) for each in forwarded]
+        return client_address(Request({"type": "http", "client": (client, 1), "headers": headers}))
+
+    assert address("127.0.0.1", b"198.51.100.1, 203.0.113.1") == "203.0.113.1"
+    assert address("127.0.0.1", b"198.51.100.1", b"203.0.113.1") == "203.0.113.1"
+    assert address("192.0.2.1", b"203.0.113.1") == "192.0.2.1"
+    assert address("2001:db8::1") == address("2001:db8::2") == "2001:db8::/64"
 
 
 async def test_clients_that_send_their_forms_slowly_delay_no_page(browser: Browser, ops_api: Api) -> None:

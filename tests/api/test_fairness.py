@@ -1,4 +1,4 @@
-"""What one tenant's requests occupy, however many they are, leaves the other tenants their sessions and look-ups."""
+"""Requests take turns: those of one caller or tenant, however many, leave the others permits, sessions, look-ups."""
 
 from __future__ import annotations
 
@@ -12,23 +12,109 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.api.fair_limiter import FairTurns
 from dispatcher.api.ops_page.site import CONCURRENT_PAGES
+from dispatcher.api.problems import Problem
 from dispatcher.api.server import OPS_SESSIONS
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Secret
-from tests.api.ops_page.browsing import Browser
+from tests.api.ops_page.browsing import signed_in
 from tests.api.running_api import EMAIL, Answer, Api, make_key, running
 from tests.store.suppressing import hasher_of
-from tests.waiting import until
+from tests.waiting import DEADLINE_SECONDS, until
 
+MANY: Final = 200
 FLOOD: Final = 12
 ALL: Final = ["send", "read", "operate"]
 
 
-@pytest.fixture
-def database_url(own_database_url: str) -> str:
-    """A database that only one test uses, because the tests lock tables."""
-    return own_database_url
+class Requests:
+    """Requests that each hold a permit until the test ends them; `holding` has their callers, in order."""
+
+    def __init__(self, turns: FairTurns) -> None:
+        self._turns = turns
+        self._ends: list[asyncio.Event] = []
+        self.holding: list[str] = []
+
+    def send(self, name: str, count: int = 1) -> list[asyncio.Task[None]]:
+        """Starts requests of a caller."""
+        return [asyncio.create_task(self._hold(name)) for _ in range(count)]
+
+    async def _hold(self, name: str) -> None:
+        async with self._turns.turn(name):
+            end = asyncio.Event()
+            self.holding.append(name)
+            self._ends.append(end)
+            await end.wait()
+
+    def end_oldest(self) -> None:
+        """Ends the request that has held its permit for the longest time."""
+        self._ends.pop(0).set()
+        self.holding.pop(0)
+
+
+@pytest.mark.parametrize("permits", [2, 4])
+async def test_a_caller_within_its_half_never_waits_for_another_caller(permits: int) -> None:
+    turns = FairTurns(permits, seconds=DEADLINE_SECONDS)
+    flood = Requests(turns)
+    tasks = flood.send("a", MANY)
+    await until(lambda: len(flood.holding) == permits // 2)
+
+    admitted = 0
+    for _ in range(MANY):
+        async with asyncio.timeout(DEADLINE_SECONDS), turns.turn("b"):
+            admitted += 1
+
+    assert (admitted, len(flood.holding)) == (MANY, permits // 2)
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_caller_that_joins_waits_for_one_turn_of_each_other_caller() -> None:
+    requests = Requests(FairTurns(4, seconds=DEADLINE_SECONDS))
+    tasks = [*requests.send("a", MANY), *requests.send("b", MANY)]
+    await until(lambda: requests.holding == ["a", "a", "b", "b"])
+    tasks += requests.send("c")
+    await asyncio.wait(tasks, timeout=0)
+
+    for _ in range(2):
+        requests.end_oldest()
+        await until(lambda: len(requests.holding) == 4)
+    assert "c" in requests.holding
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_request_whose_turn_does_not_come_is_refused_and_no_permit_is_lost() -> None:
+    turns = FairTurns(2, seconds=0)
+    requests = Requests(turns)
+    async with turns.turn("a"):
+        with pytest.raises(Problem) as refused:
+            async with turns.turn("a"):
+                pytest.fail("two permits of two")
+    tasks = requests.send("a") + requests.send("b")
+    await until(lambda: sorted(requests.holding) == ["a", "b"])
+
+    assert (refused.value.code, refused.value.retry_after) == ("overloaded", 1)
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_request_that_is_cancelled_as_it_gets_its_permit_gives_the_permit_back() -> None:
+    turns = FairTurns(2, seconds=DEADLINE_SECONDS)
+    requests = Requests(turns)
+    (first,) = requests.send("a")
+    await until(lambda: requests.holding)
+    (second,) = requests.send("a")
+    waiting = asyncio.create_task(asyncio.wait([second], timeout=0))
+    await waiting
+    first.cancel()
+    await asyncio.wait([first])  # its permit goes to the second request, which has not continued yet
+    second.cancel()
+    await asyncio.wait([second])
+
+    async with asyncio.timeout(DEADLINE_SECONDS), turns.turn("a"):
+        pass
 
 
 @contextmanager
@@ -116,9 +202,7 @@ async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
 ) -> None:
     keys = [make_key(connection, tenant_id=tenant, scopes=ALL) for tenant in ("a", "b")]
     async with running(replace(settings, ops=True)) as api:
-        first, second = Browser(api), Browser(api)
-        await first.sign_in(keys[0])
-        await second.sign_in(keys[1])
+        first, second = [await signed_in(api, key) for key in keys]
         await api.post("a", EMAIL, token=keys[0])
         lock = "lock table dispatcher.email_content in access exclusive mode"
         with other_transaction(settings.database_url, lock):
@@ -137,8 +221,7 @@ async def test_requests_for_pages_that_do_not_exist_leave_sessions_to_other_requ
 ) -> None:
     key = make_key(connection, tenant_id="a", scopes=ALL)
     async with running(replace(settings, ops=True)) as api:
-        stranger = Browser(api)
-        await stranger.sign_in(key)
+        stranger = await signed_in(api, key)
         lock = "lock table dispatcher.ops_session in access exclusive mode"
         with other_transaction(settings.database_url, lock):
             flood = [asyncio.ensure_future(stranger.get("/ops/nothing")) for _ in range(FLOOD)]
