@@ -22,8 +22,6 @@ from tests.waiting import until_answer, wait_until
 
 @dataclass(frozen=True)
 class Taken:
-    """A message that a test took off a queue."""
-
     body: bytes
     properties: Any
     redelivered: bool
@@ -45,14 +43,16 @@ class Rabbit:
         self._taking: Channel | None = None
         self._answer: asyncio.Future[Any]
 
-    async def publish(self, queue: str, body: bytes, properties: BasicProperties | None = None) -> None:
+    async def publish(
+        self, queue: str, body: bytes, properties: BasicProperties | None = None, *, exchange: str = ""
+    ) -> None:
         """Publish any bytes to a queue. The message is on the queue when this method returns."""
         channel, self._publishing = self._publishing, None  # a failed call closes the channel
         if channel is None:
             channel = await self._connection.open_channel()
             await channel.call(channel.raw.confirm_delivery, ack_nack_callback=self._note)
         self._answer = asyncio.get_running_loop().create_future()
-        channel.raw.basic_publish("", queue, body, properties or BasicProperties())
+        channel.raw.basic_publish(exchange, queue, body, properties or BasicProperties())
         await channel.wait(self._answer, "basic.publish")
         self._publishing = channel
 
@@ -91,7 +91,6 @@ class Rabbit:
         return messages
 
     async def declare_queue(self, queue: str, **arguments: Any) -> None:
-        """Declare a durable queue."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
 
@@ -101,17 +100,14 @@ class Rabbit:
         await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
 
     async def unbind_queue(self, queue: str, exchange: str) -> None:
-        """Remove the binding that `bind_queue` makes."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_unbind, queue=queue, exchange=exchange, routing_key=queue)
 
     async def delete_queue(self, queue: str) -> None:
-        """Delete a queue and its messages. Idempotent."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_delete, queue=queue)
 
     async def delete_exchange(self, exchange: str) -> None:
-        """Delete an exchange. Idempotent."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.exchange_delete, exchange=exchange)
 
@@ -155,7 +151,6 @@ class Operator:
             self._request("DELETE", path)
 
     def report(self, queue: str, vhost: str = "/") -> dict[str, Any]:
-        """RabbitMQ's report about a queue."""
         found: dict[str, Any] = json.loads(
             self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}")
         )
@@ -167,7 +162,6 @@ class Operator:
         self._request("PUT", f"/api/permissions/%2F/{user}", {"configure": "", "write": "", "read": "", **permissions})
 
     def delete_user(self, user: str) -> None:
-        """Delete a user and its permissions."""
         self._request("DELETE", f"/api/users/{user}")
 
     def _connections(self, name: str) -> Iterator[str]:

@@ -52,7 +52,6 @@ def silent() -> Iterator[str]:
 
 @pytest.fixture
 def dead(amqp_url: str, closed_port: int) -> str:
-    """The URL of a node that does not run."""
     return changed(amqp_url, credentials=STRANGER, place=f"127.0.0.1:{closed_port}")
 
 
@@ -304,7 +303,6 @@ class SlowBroker:
         """Ignores the callback, because the channel never closes."""
 
     def queue_declare(self, *, callback: Callable[[object], None], **_: object) -> None:
-        """Answers like pika's channel."""
         self.looks += 1
         count = 0 if self.looks <= self._looks_in_vain else self._messages
         answer = SimpleNamespace(method=SimpleNamespace(message_count=count, consumer_count=0))

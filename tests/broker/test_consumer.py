@@ -16,13 +16,13 @@ import pytest
 from pika import frame, spec
 from structlog.testing import capture_logs
 
-from dispatcher.broker.consumer import CANCELLED_SECONDS, Consumer, Delivery
+from dispatcher.broker.consumer import CANCELLED_SECONDS, LOOK_SECONDS, Consumer, Delivery
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.pointer import Pointer, decode, encode
+from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import QueueWatch, Topology, declare, depths
 from dispatcher.domain.retry import Backoff
-from dispatcher.errors import ConfigurationError, InvalidPointer
+from dispatcher.errors import ConfigurationError
 from tests.broker.declarer import Declarer
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator, Rabbit
@@ -54,7 +54,6 @@ class Worker:
         return list(self.deliveries)
 
     async def lost(self, times: int) -> None:
-        """Wait for the end of this number of sessions."""
         await until(lambda: self.losses == times)
 
     async def consuming(self) -> None:
@@ -85,15 +84,10 @@ class Stage:
                 self.topology.send_queues[lane], body if isinstance(body, bytes) else body.encode()
             )
 
-    def start(self, url: str | None = None, **options: Any) -> Worker:
+    def start(self, url: str | None = None, *, all_lanes: bool = False, **options: Any) -> Worker:
         """Start a worker. It connects while the test goes on."""
-        worker = Worker(url or self.amqp_url, {"normal": self.queue}, **options)
-        self._stack.push_async_callback(worker.stop)
-        return worker
-
-    def start_lanes(self, url: str | None = None, **options: Any) -> Worker:
-        """Start a worker that consumes all lanes."""
-        worker = Worker(url or self.amqp_url, self.topology.send_queues, **options)
+        queues = self.topology.send_queues if all_lanes else {"normal": self.queue}
+        worker = Worker(url or self.amqp_url, queues, **options)
         self._stack.push_async_callback(worker.stop)
         return worker
 
@@ -141,66 +135,63 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("batches", "left"),
+    ("acts", "left", "dead"),
     [
-        (["abcdefgh"], ""),
-        (["abc"], "defgh"),
-        (["bcd"], "aefgh"),
-        (["ab", "d", "c"], "efgh"),
-        (["cb", "fe"], "adgh"),
-        (["bdfh", "ace"], "g"),
-        (["hgfedcb"], "a"),
-        (["b", "a"], "cdefgh"),
-        (["aceg", "aceg", "abce"], "dfh"),
-        ([""], "abcdefgh"),
+        # Of messages a to h: which are acked (+), rejected (-) and requeued (~), all names of a word in one call.
+        ("+abcdefgh", "", ""),
+        ("+abc", "defgh", ""),
+        ("+bcd", "aefgh", ""),
+        ("+ab +d +c", "efgh", ""),
+        ("+cb +fe", "adgh", ""),
+        ("+bdfh +ace", "g", ""),
+        ("+hgfedcb", "a", ""),
+        ("+b +a", "cdefgh", ""),
+        ("+aceg +aceg +abce", "dfh", ""),
+        ("+", "abcdefgh", ""),
+        ("-c +bad", "efgh", "c"),
+        ("~c +bad", "cefgh", ""),
+        ("+aa +a -a ~a -b +b ~b", "cdefgh", "b"),  # only the first settlement of a message has an effect
+        # Of the parts 0 to 2 of message a: it is settled once all of them are.
+        ("+012", "bcdefgh", ""),
+        ("+0 +1", "abcdefgh", ""),
+        ("+0 +0 +001", "abcdefgh", ""),
+        ("+2 +0 +1", "bcdefgh", ""),
+        ("+b +012", "cdefgh", ""),
+        ("+01 +b +2", "cdefgh", ""),
+        ("+b +01", "acdefgh", ""),
+        ("-1 -1 +01b", "acdefgh", ""),
+        ("-1 -1 +01b +2", "cdefgh", "a"),
+        ("~0 -2", "abcdefgh", ""),
+        ("~0 -2 +1", "abcdefgh", ""),
     ],
-    ids=str,
 )
-async def test_exactly_the_unacked_messages_are_redelivered(kept_stage: Stage, batches: list[str], left: str) -> None:
+async def test_exactly_the_unsettled_and_requeued_messages_are_redelivered_and_the_rejected_move_to_the_dlq(
+    kept_stage: Stage, acts: str, left: str, dead: str
+) -> None:
     await kept_stage.publish(*"abcdefgh")
     worker = kept_stage.start()
-    by_body = {each.body.decode(): each for each in await worker.got(8)}
+    named = {each.body.decode(): each for each in await worker.got(8)}
+    if any(part in acts for part in "012"):
+        named |= {str(part.part): part for part in worker.consumer.split(named["a"], 3)}
+    stray = Delivery(99, named["a"].generation, b"", redelivered=False)
 
-    for batch in batches:
-        worker.ack([by_body[body] for body in batch])
+    for word in acts.split():
+        chosen = [named[name] for name in word[1:]]
+        if word[0] == "+":
+            worker.ack([*chosen, stray])
+        for delivery in chosen if word[0] in "-~" else ():
+            (worker.consumer.reject if word[0] == "-" else worker.consumer.requeue)(delivery)
 
+    is_requeued = {"~c +bad": "c", "~0 -2 +1": "a"}.get(acts)
+    if is_requeued:
+        again = (await worker.got(9))[8]
+        assert (again.body.decode(), again.redelivered) == (is_requeued, True)
     assert worker.consumer.outstanding == len(left)
     await kept_stage.has_after(worker, *left)
-
-
-async def test_a_poison_message_moves_to_the_dlq_and_others_are_not_affected(stage: Stage) -> None:
-    good = [encode(Pointer(uuid4(), f"order-{number}")) for number in range(3)]
-    garbage = [b"\xff\x00", b"{}", b"x" * 100_000]
-    for pair in zip(good, garbage, strict=True):
-        await stage.publish(*pair)
-    worker = stage.start()
-
-    for delivery in await worker.got(6):
-        try:
-            decode(delivery.body)
-        except InvalidPointer:
-            worker.consumer.reject(delivery)
-        else:
-            worker.ack([delivery])
-
-    dead = await stage.rabbit.take_all(stage.topology.dlq, 3)
-    assert [message.body for message in dead] == garbage
-    (death,) = dead[0].properties.headers["x-death"]
-    assert (death["queue"], death["reason"], death["exchange"]) == (stage.queue, "rejected", "")
-    await stage.has_after(worker)
-
-
-async def test_a_requeued_message_is_redelivered(kept_stage: Stage) -> None:
-    await kept_stage.publish("a", "b")
-    worker = kept_stage.start()
-    first, second = await worker.got(2)
-
-    worker.consumer.requeue(first)
-    again = (await worker.got(3))[2]
-
-    assert (again.body, again.redelivered) == (b"a", True)
-    worker.ack([again, second])
-    await kept_stage.has_after(worker)
+    taken = await kept_stage.rabbit.take_all(kept_stage.topology.dlq, len(dead))
+    assert [message.body.decode() for message in taken] == list(dead)
+    assert all(message.properties.headers["x-death"][0]["reason"] == "rejected" for message in taken)
+    assert (worker.losses, len(worker.deliveries)) == (0, 9 if is_requeued else 8)
 
 
 async def test_prefetch_limits_the_unacked_deliveries(stage: Stage) -> None:
@@ -209,84 +200,6 @@ async def test_prefetch_limits_the_unacked_deliveries(stage: Stage) -> None:
 
     for number in (2, 4, 6):
         worker.ack((await worker.got(number))[-2:])
-
-
-async def test_settling_a_delivery_twice_has_no_effect(kept_stage: Stage) -> None:
-    await kept_stage.publish("a", "b", "c")
-    worker = kept_stage.start()
-    first, second, third = await worker.got(3)
-
-    worker.ack([first, first])
-    worker.ack([first])
-    worker.consumer.reject(first)
-    worker.consumer.requeue(first)
-    worker.consumer.reject(second)
-    worker.ack([second, Delivery(99, third.generation, b"", redelivered=False)])
-
-    await kept_stage.has_after(worker, "c")
-    assert worker.losses == 0
-
-
-@pytest.mark.parametrize(
-    ("batches", "left"),
-    [
-        (["012"], "b"),
-        (["0", "1"], "ab"),
-        (["0", "0", "001"], "ab"),
-        (["2", "0", "1"], "b"),
-        (["b", "012"], ""),
-        (["01", "b", "2"], ""),
-        (["b", "01"], "a"),
-    ],
-    ids=str,
-)
-async def test_a_bundle_is_acked_once_all_of_its_parts_are(kept_stage: Stage, batches: list[str], left: str) -> None:
-    await kept_stage.publish("a", "b")
-    worker = kept_stage.start()
-    first, second = await worker.got(2)
-    parts = {str(part.part): part for part in worker.consumer.split(first, 3)} | {"b": second}
-
-    for batch in batches:
-        worker.ack([parts[name] for name in batch])
-
-    assert worker.consumer.outstanding == len(left)
-    await kept_stage.has_after(worker, *left)
-    assert worker.losses == 0
-
-
-async def test_a_bundle_with_a_rejected_part_moves_to_the_dlq_once_the_others_are_settled(stage: Stage) -> None:
-    await stage.publish("a", "b")
-    worker = stage.start()
-    first, second = await worker.got(2)
-    parts = worker.consumer.split(first, 3)
-
-    worker.consumer.reject(parts[1])
-    worker.consumer.reject(parts[1])
-    worker.ack([parts[0], parts[1], second])
-    assert worker.consumer.outstanding == 1
-    worker.ack([parts[2]])
-
-    (dead,) = await stage.rabbit.take_all(stage.topology.dlq, 1)
-    assert dead.body == b"a"
-    await stage.has_after(worker)
-    assert worker.losses == 0
-
-
-async def test_a_bundle_with_a_requeued_part_is_redelivered_even_if_another_was_rejected(kept_stage: Stage) -> None:
-    await kept_stage.publish("a")
-    worker = kept_stage.start()
-    (delivery,) = await worker.got(1)
-    parts = worker.consumer.split(delivery, 3)
-
-    worker.consumer.requeue(parts[0])
-    worker.consumer.reject(parts[2])
-    assert worker.consumer.outstanding == 1
-    worker.ack([parts[1]])
-    again = (await worker.got(2))[1]
-
-    assert (again.body, again.redelivered) == (b"a", True)
-    worker.ack([again])
-    await kept_stage.has_after(worker)
 
 
 async def test_after_a_forced_close_old_deliveries_and_their_parts_are_void(stage: Stage, operator: Operator) -> None:
@@ -317,6 +230,9 @@ async def test_the_consumer_waits_for_a_missing_queue(amqp_url: str, undeclared:
         with capture_logs() as logs:
             worker = stage.start()
             await until(lambda: any("Run `dispatcher init`" in str(log) for log in logs))
+            looked_at = time.monotonic()
+            await until(lambda: time.monotonic() > looked_at + 1.5 * LOOK_SECONDS)
+        assert [log["event"] for log in logs].count("broker.queue_missing") == 1
         await declare(amqp_url, undeclared)
         await stage.publish("a")
 
@@ -340,6 +256,21 @@ async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(stage: Stag
     assert bodies(await worker.got(2)) == ["before", "a"]
     assert time.monotonic() - cancelled_at >= CANCELLED_SECONDS / 2
     assert worker.losses == 0
+
+
+async def test_a_queue_that_is_deleted_between_the_look_and_the_consume_is_consumed_later(
+    stage: Stage, proxy: Proxy
+) -> None:
+    name = stage.queue.encode()
+    consume = b"\x00\x3c\x00\x14\x00\x00" + bytes([len(name)]) + name
+    proxy.change(consume, consume[:-1] + b"?")
+    worker = stage.start(proxy.url)
+    await until(lambda: consume in proxy.received)
+    await until(lambda: proxy.connections == 2)
+    proxy.change(b"", b"")
+    await stage.publish("a")
+
+    assert bodies(await worker.got(1)) == ["a"]
 
 
 async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_repeated_outages(
@@ -469,37 +400,26 @@ async def test_pause_returns_deliveries_to_other_consumers(stage: Stage, proxy: 
     assert (worker.losses, worker.consumer.outstanding, worker.deliveries) == (1, 0, [])
 
 
-async def test_deliveries_from_before_a_pause_are_void(stage: Stage) -> None:
+async def test_resume_consumes_again_deliveries_from_before_are_void_and_a_second_pause_stops_it(stage: Stage) -> None:
     worker = stage.start()
     await stage.publish("a", "b")
-    old = await worker.got(2)
-    worker.consumer.pause()
-    await worker.lost(1)
+    for losses in (1, 2, 3):
+        old = await worker.got(2)
+        worker.consumer.pause()
+        worker.consumer.pause()
+        await worker.lost(losses)
 
-    worker.ack(old)
-    worker.consumer.resume()
-    worker.consumer.reject(old[0])
+        worker.ack(old)
+        worker.consumer.resume()
+        worker.consumer.resume()
+        worker.consumer.reject(old[0])
 
     again = await worker.got(2)
     assert all(each.redelivered for each in again)
     worker.ack(again)
     await until(lambda: worker.consumer.outstanding == 0)
-    assert worker.losses == 1
-
-
-async def test_resume_consumes_again_and_a_second_pause_stops_it(stage: Stage) -> None:
-    worker = stage.start()
-    for losses, name in enumerate("abc", start=1):
-        await stage.publish(name)
-        worker.ack(await worker.got(1))
-        worker.consumer.pause()
-        worker.consumer.pause()
-        await worker.lost(losses)
-        worker.consumer.resume()
-        worker.consumer.resume()
-
-    await worker.consuming()
-    await stage.has()
+    assert worker.losses == 3
+    await stage.has_after(worker)
 
 
 async def test_resume_right_after_pause_consumes_again_and_is_not_a_loss(stage: Stage) -> None:
@@ -579,7 +499,7 @@ async def test_a_paused_consumer_can_be_cancelled_and_resume_then_has_no_effect(
 
 # Lanes.
 async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_lanes_are(stage: Stage) -> None:
-    worker, lanes = stage.start_lanes(prefetch=1), stage.topology.lanes
+    worker, lanes = stage.start(all_lanes=True, prefetch=1), stage.topology.lanes
     for lane in lanes:
         await stage.publish(lane, lane=lane)
     deliveries = await worker.got(3)  # one of each lane, beside the others' full windows
@@ -602,7 +522,7 @@ async def test_a_deleted_queue_stops_only_its_lane_until_it_exists_again_also_if
 ) -> None:
     if not is_reported:  # as if the client asked for no report
         proxy.change(b"consumer_cancel_notifyt\x01", b"consumer_cancel_notifyt\x00")
-    worker = stage.start_lanes(proxy.url, prefetch=2, check_seconds=60.0 if is_reported else 0.1)
+    worker = stage.start(proxy.url, all_lanes=True, prefetch=2, check_seconds=60.0 if is_reported else 0.1)
     await stage.publish("of the deleted queue", lane="bulk")
     deliveries = await worker.got(1)
 
@@ -623,7 +543,7 @@ async def test_a_deleted_queue_stops_only_its_lane_until_it_exists_again_also_if
 
 async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(stage: Stage) -> None:
     await stage.rabbit.delete_queue(stage.queue)
-    worker = stage.start_lanes(prefetch=2)
+    worker = stage.start(all_lanes=True, prefetch=2)
     await stage.publish("bulk", lane="bulk")
     assert bodies(await worker.got(1)) == ["bulk"]
 

@@ -19,7 +19,6 @@ OURS = {"content_type": "application/json", "delivery_mode": 2, "message_id": "0
 
 
 def delivered(properties: dict[str, Any], *, body: bytes = BODY, tag: int = 7, consumer_tag: str = "worker") -> bytes:
-    """The bytes of a delivery as RabbitMQ sends them."""
     method = spec.Basic.Deliver(consumer_tag, tag, redelivered=True, exchange="x", routing_key="x.send")
     header = frame.Header(3, len(body), spec.BasicProperties(**properties))
     return bytes(frame.Method(3, method).marshal() + header.marshal() + frame.Body(3, body).marshal())

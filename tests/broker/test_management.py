@@ -36,7 +36,6 @@ COUNTS = b'{"messages": %b, "messages_ready": 3, "messages_unacknowledged": 0, "
 
 @pytest.fixture
 def management(servers: Servers) -> Management:
-    """The management API."""
     return Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
 
 
@@ -52,7 +51,6 @@ async def impostor(reply: Callable[[bytes], bytes]) -> Any:
 
 
 def http(body: bytes, status: int = 200) -> bytes:
-    """A reply with a body, and with a location for a redirect."""
     return b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
@@ -193,7 +191,6 @@ def test_an_invalid_url_is_refused_at_once(url: str) -> None:
 
 # Faults of the exchange and queues.
 async def fault_texts(management: Management, topology: Topology) -> list[str]:
-    """The text of every fault."""
     return [str(fault) for fault in await find_faults(management, topology)]
 
 

@@ -61,7 +61,6 @@ def bundle(*emails: Any, **changes: Any) -> bytes:
 
 
 def letter(**changes: Any) -> bytes:
-    """The body of a valid dead letter with the given changes."""
     return json.dumps(json.loads(dead_letter.encode(DEAD_LETTER)) | changes).encode()
 
 

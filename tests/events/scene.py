@@ -65,12 +65,10 @@ class Scene:
 
     @asynccontextmanager
     async def outbox(self) -> AsyncIterator[Outbox]:
-        """The relay's statements."""
         async with await connect_async(self.url, name="test relay") as session:
             yield Outbox(session)
 
     def hash(self, address: str) -> bytes:
-        """The hash of an address in the tables."""
         return hasher_of(self.books.connection).hash(address)
 
     def seen(self, columns: str, table: str = "email_event") -> list[Any]:

@@ -46,7 +46,6 @@ class Mailbox:
         )
 
     def deliver(self, corpus_name: str, email_id: UUID, name: str = "1.bounce.host") -> Path:
-        """Delivers a bounce from the corpus as the bounce of an email."""
         octets = octets_of(corpus_name).replace(ADDRESS.of(EMAIL_ID).encode(), ADDRESS.of(email_id).encode())
         (self.new / name).write_bytes(octets)
         return self.new / name
@@ -60,7 +59,6 @@ class Mailbox:
         return [(*(log[each] for each in counts),) for log in logs if log["event"] == "bounces.read"]
 
     def files(self) -> dict[str, str]:
-        """The folder of each message by its name."""
         found = (path for path in self.folder.rglob("*") if path.parent.name in ("new", "cur"))
         return {path.name: str(path.parent.relative_to(self.folder)) for path in found}
 
@@ -79,6 +77,7 @@ async def test_a_bounce_is_stored_settles_its_email_and_is_deleted(mailbox: Mail
     assert mailbox.waits is None
     assert scene.seen("email_id, provider, kind, bounce, code") == [(email_id, "smtp", "bounced", "hard", "5.1.1")]
     assert (scene.books.status(email_id), mailbox.files()) == ("sent", {})
+    assert await mailbox.read() == []
 
 
 async def test_a_stored_bounce_can_be_kept_as_seen(mailbox: Mailbox, scene: Scene) -> None:

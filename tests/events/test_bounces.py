@@ -90,7 +90,6 @@ TO_BOTH: Final = """
 
 
 def octets_of(name: str) -> bytes:
-    """A file of the corpus."""
     return (FOLDER / f"{name}.eml").read_bytes()
 
 

@@ -117,32 +117,6 @@ async def test_an_event_of_any_kind_proves_that_an_unsent_email_was_sent(scene: 
     assert acts == [("evidence:sendgrid", "settle", status, "sent")] * 3
 
 
-async def test_an_event_changes_nothing_about_a_sent_email(scene: Scene) -> None:
-    email_id = await scene.make(Status.SENT)
-    before = scene.books.row(email_id)
-
-    assert await scene.tell(event(email_id)) == Stored(new=1)
-    assert scene.books.row(email_id) == before
-
-
-@pytest.mark.parametrize("status", [Status.SENT, Status.PENDING, Status.FAILED, Status.HELD])
-async def test_an_event_during_a_lease_waits_for_the_worker_and_then_settles_the_email(
-    scene: Scene, status: Status
-) -> None:
-    email_id = scene.books.enqueue_one()
-    (lease,) = await scene.lease(email_id)
-
-    assert await scene.tell(event(email_id)) == Stored(new=1)
-    assert scene.books.status(email_id) == "sending"
-
-    assert await scene.store.record([result(lease, status)]) == {email_id}
-    assert await scene.lease(email_id) == []
-    async with scene.outbox() as outbox:
-        await outbox.settle_proven(10)
-    assert scene.books.status(email_id) == "sent"
-    assert scene.books.count("operator_audit") == (status is not Status.SENT)
-
-
 async def test_the_relay_settles_emails_that_a_worker_recorded_after_the_event(
     scene: Scene, start: Start, settings: Settings
 ) -> None:
@@ -164,15 +138,6 @@ async def test_a_marked_email_is_never_leased(scene: Scene) -> None:
     assert await scene.lease(email_id) == []
     assert await scene.store.lease_without_content(email_id, scene.books.key(email_id), 60) is None
     assert (await scene.store.find_unleased([email_id]))[email_id].is_left_out
-
-
-async def test_a_released_email_is_not_sent_again_after_an_event(scene: Scene) -> None:
-    email_id = await scene.make(Status.HELD)
-    scene.books.change(email_id, status="pending", publish_due_at=AT)
-
-    assert (await scene.tell(event(email_id))).settled == 1
-    assert await scene.lease(email_id) == []
-    assert scene.books.status(email_id) == "sent"
 
 
 @pytest.mark.parametrize(
@@ -568,7 +533,6 @@ async def test_a_reader_without_access_to_addresses_sees_events_without_recipien
 
 # Concurrent requests share a transaction; a locked email delays only the requests that concern it.
 def events(count: int = 1) -> list[ProviderEvent]:
-    """Events of different emails."""
     return [event(new_email_id()) for _ in range(count)]
 
 

@@ -42,11 +42,9 @@ class Amazon:
     queue_url: str
 
     def publish(self, notice: Any) -> None:
-        """Publishes a notice to the topic."""
         self.sns.publish(TopicArn=self.topic, Message=json.dumps(notice))
 
     def send(self, *texts: str) -> None:
-        """Writes messages to the queue."""
         for text in texts:
             self.sqs.send_message(QueueUrl=self.queue_url, MessageBody=text)
 
@@ -71,7 +69,6 @@ class Amazon:
 
 @pytest.fixture(scope="module")
 def moto_url() -> Iterator[str]:
-    """The URL of moto's server."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

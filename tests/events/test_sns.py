@@ -31,13 +31,11 @@ FORGED_PER_SECOND: Final = 240
 
 @pytest.fixture(scope="module")
 def made() -> Sns:
-    """SNS, whose key is made once."""
     return Sns()
 
 
 @pytest.fixture
 def sns(made: Sns) -> Sns:
-    """SNS without earlier requests."""
     made.fetched, made.is_down, made.status, made.pem = [], False, 200, made.certificate()
     return made
 
@@ -49,7 +47,6 @@ def verifier(sns: Sns) -> SnsVerifier:
 
 
 async def refusal(verifier: SnsVerifier, message: Any) -> Refusal:
-    """Why a message is refused."""
     with pytest.raises(EventsRefused) as refused:
         await verifier.verify(dumped(message))
     return refused.value.refusal
@@ -332,20 +329,15 @@ async def test_certificates_that_have_verified_no_message_do_not_replace_a_prove
     assert (len(amazon.fetched), amazon.fetched[CERTIFICATE_URL]) == (2 * MAX_CERTIFICATES + 1, 1)
 
 
-async def test_a_certificate_that_does_not_exist_is_fetched_once(amazon: Amazon) -> None:
-    verifier, message = amazon.verifier(), amazon.forged("x")
-    await amazon.answer_all([asyncio.create_task(outcome(verifier, message))])
-
-    assert {await outcome(verifier, message) for _ in range(10)} == {"refused"}
-    assert amazon.fetched.total() == 1
-
-
-async def test_a_certificate_that_cannot_be_fetched_delays_no_other_one(sns: Sns, amazon: Amazon) -> None:
-    sns.status = 500
+@pytest.mark.parametrize(("status", "becomes"), [(404, "refused"), (500, "later")])
+async def test_a_certificate_that_cannot_be_fetched_is_asked_for_once_and_delays_no_other_one(
+    sns: Sns, amazon: Amazon, status: int, becomes: str
+) -> None:
+    sns.status = status
     verifier = SnsVerifier([TOPIC], max_age_seconds=0, fetch=sns.fetch)
     failing = [await outcome(verifier, amazon.forged("x")) for _ in range(10)]
 
-    assert (failing, len(sns.fetched)) == (["later"] * 10, 1)
+    assert (failing, len(sns.fetched)) == ([becomes] * 10, 1)
     sns.status = 200
     assert await outcome(verifier, amazon.genuine) == "accepted"
 

@@ -63,7 +63,6 @@ def verify(keys: list[str], headers: dict[str, str], body: bytes, *, seconds: fl
 
 
 def refusal(*arguments: Any, **named: Any) -> Refusal:
-    """Why a request is refused."""
     with pytest.raises(EventsRefused) as refused:
         verify(*arguments, **named)
     return refused.value.refusal
@@ -230,24 +229,20 @@ BOTH: Final = {"destination": [ANN, BOB]}
 
 
 def recipient(address: str = ANN, **more: Any) -> dict[str, Any]:
-    """A recipient of a notice."""
     return {"emailAddress": address, **more}
 
 
 def bounce(kind: str, subtype: str, *recipients: dict[str, Any], name: str = "eventType") -> Any:
-    """A notice of a bounce."""
     facts = {"bounceType": kind, "bounceSubType": subtype, "timestamp": TIMESTAMP}
     return ses_event(ID, "Bounce", name, bounce={**facts, "bouncedRecipients": list(recipients or [recipient()])})
 
 
 def complaint(*recipients: dict[str, Any], mail: Any = None, **more: Any) -> Any:
-    """A notice of a complaint."""
     facts = {"timestamp": TIMESTAMP, "complainedRecipients": list(recipients), **more}
     return ses_event(ID, "Complaint", complaint=facts, mail=mail or {})
 
 
 def subscription(**preferences: Any) -> Any:
-    """A notice of changed preferences."""
     return ses_event(ID, "Subscription", subscription={"newTopicPreferences": preferences})
 
 
@@ -319,7 +314,6 @@ def test_a_bounce_of_several_recipients_is_an_event_for_each_and_its_stored_deta
 
 
 def enveloped(notice: Any, topic: str = TOPIC) -> str:
-    """A notice in SNS's envelope."""
     return json.dumps({"Type": "Notification", "TopicArn": topic, "Message": json.dumps(notice)})
 
 

@@ -44,7 +44,6 @@ async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    """Settings for a relay with the test's tables and queues."""
     return settings_for(servers.amqp_url, tables_url, topology)
 
 
@@ -127,7 +126,6 @@ class Relay:
         return {row["email_id"] for row in rows if row["publish_due_at"]}
 
     async def dead_letter(self, store: LeaseStore, status: Status = Status.FAILED, **fields: str) -> UUID:
-        """An email with a due dead letter."""
         (lease,) = await store.lease(self.books.keys([self.books.enqueue_one()]), 60)
         await store.record([result(lease, status, **fields)])
         return lease.email_id
@@ -139,7 +137,6 @@ def relay(settings: Settings, tables_session: psycopg.Connection, rabbit: Rabbit
 
 
 def free_process_slot() -> ProcessSlot:
-    """A free slot for a relay in a new process table."""
     return ProcessTable(["relay"]).take_slot("relay", 0)
 
 

@@ -30,7 +30,6 @@ IDLE_PER_SECOND = 150
 
 
 def enqueue_in(books: Books, lane: str, count: int, tenant_id: str = "acme") -> list[UUID]:
-    """Enqueues emails of a lane."""
     with books.connection.transaction():
         email_ids = books.enqueue(count, tenant_id=tenant_id)
         books.connection.execute("update email_log set lane = %s where email_id = any(%s)", [lane, email_ids])

@@ -98,7 +98,6 @@ class Queue:
         return [True] * len(due)
 
     def pointers(self, **options: float) -> PointerPublisher:
-        """A publisher to this queue."""
         given = {"mark_after_seconds": FOR_EVER, "check_share": 1 / 50, "complete_share": math.inf, **options}
         return PointerPublisher(Shares({"normal": self}), **given)
 
