@@ -15,7 +15,6 @@ from tests.broker.rabbit import Operator, Rabbit
 
 @pytest.fixture
 def amqp_url(servers: Servers) -> str:
-    """The AMQP URL of the real RabbitMQ."""
     return servers.amqp_url
 
 
@@ -28,7 +27,6 @@ async def rabbit(amqp_url: str) -> AsyncIterator[Rabbit]:
 
 @pytest.fixture
 def operator(servers: Servers) -> Operator:
-    """An administrator with a client of the management API."""
     return Operator(servers.management_url)
 
 
@@ -44,6 +42,5 @@ async def undeclared(rabbit: Rabbit, topology_names: Topology) -> AsyncIterator[
 
 @pytest.fixture
 async def proxy(amqp_url: str) -> AsyncIterator[Proxy]:
-    """A proxy to RabbitMQ that a test can disturb."""
     async with Proxy(amqp_url) as running:
         yield running

@@ -42,8 +42,6 @@ class Declarer:
         self._call(declare)
 
     def delete(self, topology: Topology) -> None:
-        """Deletes the queues and the exchange. Idempotent."""
-
         def delete(channel: BlockingChannel) -> None:
             for queue in topology.queues:
                 channel.queue_delete(queue)

@@ -48,11 +48,9 @@ class Proxy:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no client is connected."""
         return not self._clients
 
     def cut(self) -> None:
-        """Drop every connection."""
         for client in self._clients:
             client.transport.abort()
 

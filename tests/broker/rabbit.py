@@ -1,4 +1,4 @@
-"""Operations on RabbitMQ without the dispatcher's code, and `eventually`, which waits for a condition."""
+"""Operations on RabbitMQ without the dispatcher's code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import base64
 import http.client
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,26 +15,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pika.spec import BasicProperties
 
-from dispatcher.broker.connection import Connection
+from dispatcher.broker.connection import Channel, Connection
 from dispatcher.broker.pointer import TRACEPARENT, Pointer, decode
-from tests.waiting import wait_until
-
-DEADLINE_SECONDS = 20.0
-
-
-async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Wait until the condition is true, and return its value."""
-    give_up_at = asyncio.get_running_loop().time() + DEADLINE_SECONDS
-    while not (value := condition()):
-        assert asyncio.get_running_loop().time() < give_up_at, f"timed out, waiting for {what}"
-        await asyncio.sleep(0.01)
-    return value
+from tests.waiting import until_answer, wait_until
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A message that a test took off a queue."""
-
     body: bytes
     properties: Any
     redelivered: bool
@@ -48,63 +35,62 @@ class Taken:
 
 
 class Rabbit:
-    """A RabbitMQ client without the dispatcher's code."""
+    """A RabbitMQ client without the dispatcher's code. Not for several tasks at once that publish or take."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._publishing: Channel | None = None
+        self._taking: Channel | None = None
+        self._answer: asyncio.Future[Any]
 
-    async def publish(self, queue: str, body: bytes, properties: BasicProperties | None = None) -> None:
+    async def publish(
+        self, queue: str, body: bytes, properties: BasicProperties | None = None, *, exchange: str = ""
+    ) -> None:
         """Publish any bytes to a queue. The message is on the queue when this method returns."""
-        channel = await self._connection.open_channel()
-        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        raw = channel.raw
-        await channel.call(raw.confirm_delivery, ack_nack_callback=lambda _: confirmed.set_result(None))
-        raw.basic_publish("", queue, body, properties or BasicProperties())
-        await channel.wait(confirmed, "basic.publish")
-        raw.close()
+        channel, self._publishing = self._publishing, None  # a failed call closes the channel
+        if channel is None:
+            channel = await self._connection.open_channel()
+            await channel.call(channel.raw.confirm_delivery, ack_nack_callback=self._note)
+        self._answer = asyncio.get_running_loop().create_future()
+        channel.raw.basic_publish(exchange, queue, body, properties or BasicProperties())
+        await channel.wait(self._answer, "basic.publish")
+        self._publishing = channel
 
     async def take(self, queue: str) -> Taken | None:
         """Take and ack the queue's next message; None if the queue is empty."""
-        channel = await self._connection.open_channel()
-        taken: asyncio.Future[Taken | None] = asyncio.get_running_loop().create_future()
+        channel, self._taking = self._taking, None
+        if channel is None:
+            channel = await self._connection.open_channel()
+            channel.raw.add_callback(self._note, ["Basic.GetEmpty"], one_shot=False)
+        self._answer = asyncio.get_running_loop().create_future()
+        channel.raw.basic_get(queue, lambda *found: self._note(found), auto_ack=True)
+        found = await channel.wait(self._answer, "basic.get")
+        self._taking = channel
+        if not isinstance(found, tuple):
+            return None
+        _, method, properties, body = found
+        return Taken(body, properties, method.redelivered)
 
-        def on_message(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
-            taken.set_result(Taken(body, properties, method.redelivered))
-
-        channel.raw.add_callback(lambda _: taken.set_result(None), ["Basic.GetEmpty"])
-        channel.raw.basic_get(queue, on_message, auto_ack=True)
-        message = await channel.wait(taken, "basic.get")
-        channel.raw.close()
-        assert message is None or isinstance(message, Taken)
-        return message
+    def _note(self, answer: object) -> None:
+        self._answer.set_result(answer)
 
     async def take_all_within(self, queue: str, count: int) -> list[Taken]:
         """Take and ack the next `count` messages of a queue that may have more. Waits for each message."""
         messages: list[Taken] = []
-        latest_at = asyncio.get_running_loop().time()
-        while len(messages) < count and asyncio.get_running_loop().time() < latest_at + DEADLINE_SECONDS:
-            if message := await self.take(queue):
-                messages.append(message)
-                latest_at = asyncio.get_running_loop().time()
-        assert len(messages) == count
+        for _ in range(count):
+            message = await until_answer(lambda: self.take(queue))
+            assert message is not None
+            messages.append(message)
         return messages
 
     async def take_all(self, queue: str, count: int) -> list[Taken]:
         """Take and ack exactly this number of messages of a queue. Waits for each message; fails if the queue has more
         messages."""
-        messages: list[Taken] = []
-        loop = asyncio.get_running_loop()
-        latest_at = loop.time()
-        while len(messages) < count and loop.time() < latest_at + DEADLINE_SECONDS:
-            if message := await self.take(queue):
-                messages.append(message)
-                latest_at = loop.time()
-        assert len(messages) == count
+        messages = await self.take_all_within(queue, count)
         assert await self.take(queue) is None
         return messages
 
     async def declare_queue(self, queue: str, **arguments: Any) -> None:
-        """Declare a durable queue."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
 
@@ -114,17 +100,14 @@ class Rabbit:
         await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
 
     async def unbind_queue(self, queue: str, exchange: str) -> None:
-        """Remove the binding that `bind_queue` makes."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_unbind, queue=queue, exchange=exchange, routing_key=queue)
 
     async def delete_queue(self, queue: str) -> None:
-        """Delete a queue and its messages. Idempotent."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_delete, queue=queue)
 
     async def delete_exchange(self, exchange: str) -> None:
-        """Delete an exchange. Idempotent."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.exchange_delete, exchange=exchange)
 
@@ -158,8 +141,8 @@ class Operator:
         name = name or queue
         kinds = {"policy": "policies", "operator_policy": "operator-policies"}
         path = f"/api/{kinds[kind]}/{quote(vhost, safe='')}/{quote(name, safe='')}"
-        pattern = pattern or f"^{re.escape(queue)}$"
-        fields = {"pattern": pattern, "definition": definition, "apply-to": "queues", "priority": priority}
+        fields = {"definition": definition, "apply-to": "queues", "priority": priority}
+        fields["pattern"] = pattern or f"^{re.escape(queue)}$"
         self._request("PUT", path, fields)
         try:
             wait_until(lambda: self.report(queue, vhost).get(kind) == name)
@@ -168,7 +151,6 @@ class Operator:
             self._request("DELETE", path)
 
     def report(self, queue: str, vhost: str = "/") -> dict[str, Any]:
-        """RabbitMQ's report about a queue."""
         found: dict[str, Any] = json.loads(
             self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}")
         )
@@ -180,7 +162,6 @@ class Operator:
         self._request("PUT", f"/api/permissions/%2F/{user}", {"configure": "", "write": "", "read": "", **permissions})
 
     def delete_user(self, user: str) -> None:
-        """Delete a user and its permissions."""
         self._request("DELETE", f"/api/users/{user}")
 
     def _connections(self, name: str) -> Iterator[str]:

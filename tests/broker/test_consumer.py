@@ -1,52 +1,63 @@
 """The consumer reconnects after every loss. Exactly the unacked messages are redelivered, and poison messages move to
-the DLQ."""
+the DLQ. `pause` requeues all messages for other consumers until `resume`. Both work at any moment."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
 from pika import frame, spec
+from structlog.testing import capture_logs
 
-from dispatcher.broker.consumer import CANCELLED_SECONDS, Consumer, Delivery
-from dispatcher.broker.pointer import Pointer, decode, encode
-from dispatcher.broker.topology import Topology, declare, depths
+from dispatcher.broker.consumer import CANCELLED_SECONDS, LOOK_SECONDS, Consumer, Delivery
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import Pointer
+from dispatcher.broker.publisher import Publisher
+from dispatcher.broker.topology import QueueWatch, Topology, declare, depths
 from dispatcher.domain.retry import Backoff
-from dispatcher.errors import ConfigurationError, InvalidPointer
+from dispatcher.errors import ConfigurationError
+from tests.broker.declarer import Declarer
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Operator, Rabbit, eventually
-from tests.waiting import until_answer
+from tests.broker.rabbit import Operator, Rabbit
+from tests.waiting import until, until_answer
 
 
 class Worker:
     """A consumer, and a record of the callbacks that it called."""
 
-    def __init__(self, amqp_url: str, queue: str, *, prefetch: int = 100, name: str = "worker") -> None:
+    def __init__(self, amqp_url: str, queues: Mapping[str, str], **options: Any) -> None:
         self.deliveries: list[Delivery] = []
         self.losses = 0
         self.tries: list[str] = []
+        given = {"prefetch": 100, "name": "worker", "backoff": Backoff(base_seconds=0.01, cap_seconds=0.05), **options}
         self.consumer = Consumer(
             amqp_url,
-            {"normal": queue},
-            prefetch=prefetch,
+            dict(queues),
             on_attempt=lambda: self.tries.append("tried"),
             on_refused=lambda _: self.tries.append("refused"),
-            name=name,
-            backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
+            **given,
         )
+        self.ack = self.consumer.ack
         self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
     async def got(self, count: int) -> list[Delivery]:
         """Wait for exactly this number of deliveries since the last lost connection."""
-        await eventually(lambda: len(self.deliveries) >= count, f"{count} deliveries")
+        await until(lambda: len(self.deliveries) >= count)
         assert len(self.deliveries) == count
-        return self.deliveries
+        return list(self.deliveries)
+
+    async def lost(self, times: int) -> None:
+        await until(lambda: self.losses == times)
+
+    async def consuming(self) -> None:
+        await until(lambda: self.consumer.is_consuming)
 
     async def stop(self) -> None:
         await self.consumer.close()
@@ -57,285 +68,189 @@ class Worker:
         self.deliveries.clear()
 
 
-MakeWorker = Callable[..., Worker]
+class Stage:
+    """The queues of a test, and workers that consume the normal one and stop after the test."""
+
+    def __init__(self, amqp_url: str, topology: Topology, rabbit: Rabbit, stack: AsyncExitStack) -> None:
+        self.amqp_url = amqp_url
+        self.topology = topology
+        self.queue = topology.queue
+        self.rabbit = rabbit
+        self._stack = stack
+
+    async def publish(self, *bodies: str | bytes, lane: str = "normal") -> None:
+        for body in bodies:
+            await self.rabbit.publish(
+                self.topology.send_queues[lane], body if isinstance(body, bytes) else body.encode()
+            )
+
+    def start(self, url: str | None = None, *, all_lanes: bool = False, **options: Any) -> Worker:
+        """Start a worker. It connects while the test goes on."""
+        queues = self.topology.send_queues if all_lanes else {"normal": self.queue}
+        worker = Worker(url or self.amqp_url, queues, **options)
+        self._stack.push_async_callback(worker.stop)
+        return worker
+
+    async def has(self, *bodies: str) -> None:
+        """Take exactly these messages, as another consumer would."""
+        taken = await self.rabbit.take_all(self.queue, len(bodies))
+        assert sorted(message.body.decode() for message in taken) == sorted(bodies)
+
+    async def has_after(self, worker: Worker, *bodies: str) -> None:
+        """End the worker; take exactly these messages."""
+        await worker.stop()
+        await self.has(*bodies)
+
+
+@asynccontextmanager
+async def staged(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        yield Stage(amqp_url, topology, rabbit, stack)
 
 
 @pytest.fixture
-async def make_worker(amqp_url: str, topology: Topology) -> AsyncIterator[MakeWorker]:
-    """Starts consumers of the test's send queue, and stops them after the test."""
-    async with AsyncExitStack() as stack:
-
-        def make(url: str = amqp_url, **options: Any) -> Worker:
-            worker = Worker(url, topology.queue, **options)
-            stack.push_async_callback(worker.stop)
-            return worker
-
-        yield make
+async def stage(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
+    async with staged(amqp_url, topology, rabbit) as made:
+        yield made
 
 
-async def publish(rabbit: Rabbit, topology: Topology, *bodies: str) -> None:
-    for body in bodies:
-        await rabbit.publish(topology.queue, body.encode())
+@pytest.fixture(scope="module")
+def kept_topology(declarer: Declarer) -> Iterator[Topology]:
+    """Queues for the cases of tables that end their worker, and take all messages."""
+    name = f"test.{uuid4().hex}"
+    topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
+    declarer.declare(topology)
+    yield topology
+    declarer.delete(topology)
+
+
+@pytest.fixture
+async def kept_stage(amqp_url: str, kept_topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
+    async with staged(amqp_url, kept_topology, rabbit) as made:
+        yield made
 
 
 def bodies(deliveries: list[Delivery]) -> list[str]:
     return [each.body.decode() for each in deliveries]
 
 
-async def left_after(worker: Worker, rabbit: Rabbit, queue: str, count: int) -> list[str]:
-    """End the worker; return the messages that RabbitMQ still has."""
-    await worker.stop()
-    return sorted(message.body.decode() for message in await rabbit.take_all(queue, count))
-
-
-async def test_acked_messages_are_not_redelivered(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
-    await publish(rabbit, topology, *"abcdef")
-    worker = make_worker()
-
-    worker.consumer.ack(await worker.got(6))
-
-    assert worker.consumer.outstanding == 0
-    assert await left_after(worker, rabbit, topology.queue, 0) == []
-
-
 @pytest.mark.parametrize(
-    ("batches", "left"),
+    ("acts", "left", "dead"),
     [
-        (["abc"], "defgh"),
-        (["bcd"], "aefgh"),
-        (["ab", "d", "c"], "efgh"),
-        (["cb", "fe"], "adgh"),
-        (["bdfh", "ace"], "g"),
-        (["hgfedcb"], "a"),
-        (["b", "a"], "cdefgh"),
-        (["aceg", "aceg", "abce"], "dfh"),
-        ([""], "abcdefgh"),
+        # Of messages a to h: which are acked (+), rejected (-) and requeued (~), all names of a word in one call.
+        ("+abcdefgh", "", ""),
+        ("+abc", "defgh", ""),
+        ("+bcd", "aefgh", ""),
+        ("+ab +d +c", "efgh", ""),
+        ("+cb +fe", "adgh", ""),
+        ("+bdfh +ace", "g", ""),
+        ("+hgfedcb", "a", ""),
+        ("+b +a", "cdefgh", ""),
+        ("+aceg +aceg +abce", "dfh", ""),
+        ("+", "abcdefgh", ""),
+        ("-c +bad", "efgh", "c"),
+        ("~c +bad", "cefgh", ""),
+        ("+aa +a -a ~a -b +b ~b", "cdefgh", "b"),  # only the first settlement of a message has an effect
+        # Of the parts 0 to 2 of message a: it is settled once all of them are.
+        ("+012", "bcdefgh", ""),
+        ("+0 +1", "abcdefgh", ""),
+        ("+0 +0 +001", "abcdefgh", ""),
+        ("+2 +0 +1", "bcdefgh", ""),
+        ("+b +012", "cdefgh", ""),
+        ("+01 +b +2", "cdefgh", ""),
+        ("+b +01", "acdefgh", ""),
+        ("-1 -1 +01b", "acdefgh", ""),
+        ("-1 -1 +01b +2", "cdefgh", "a"),
+        ("~0 -2", "abcdefgh", ""),
+        ("~0 -2 +1", "abcdefgh", ""),
     ],
-    ids=str,
 )
-async def test_exactly_the_unacked_messages_are_redelivered(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, batches: list[str], left: str
+async def test_exactly_the_unsettled_and_requeued_messages_are_redelivered_and_the_rejected_move_to_the_dlq(
+    kept_stage: Stage, acts: str, left: str, dead: str
 ) -> None:
-    await publish(rabbit, topology, *"abcdefgh")
-    worker = make_worker()
-    by_body = {each.body.decode(): each for each in await worker.got(8)}
+    await kept_stage.publish(*"abcdefgh")
+    worker = kept_stage.start()
+    named = {each.body.decode(): each for each in await worker.got(8)}
+    if any(part in acts for part in "012"):
+        named |= {str(part.part): part for part in worker.consumer.split(named["a"], 3)}
+    stray = Delivery(99, named["a"].generation, b"", redelivered=False)
 
-    for batch in batches:
-        worker.consumer.ack([by_body[body] for body in batch])
+    for word in acts.split():
+        chosen = [named[name] for name in word[1:]]
+        if word[0] == "+":
+            worker.ack([*chosen, stray])
+        for delivery in chosen if word[0] in "-~" else ():
+            (worker.consumer.reject if word[0] == "-" else worker.consumer.requeue)(delivery)
 
+    is_requeued = {"~c +bad": "c", "~0 -2 +1": "a"}.get(acts)
+    if is_requeued:
+        again = (await worker.got(9))[8]
+        assert (again.body.decode(), again.redelivered) == (is_requeued, True)
     assert worker.consumer.outstanding == len(left)
-    assert await left_after(worker, rabbit, topology.queue, len(left)) == sorted(left)
+    await kept_stage.has_after(worker, *left)
+    taken = await kept_stage.rabbit.take_all(kept_stage.topology.dlq, len(dead))
+    assert [message.body.decode() for message in taken] == list(dead)
+    assert all(message.properties.headers["x-death"][0]["reason"] == "rejected" for message in taken)
+    assert (worker.losses, len(worker.deliveries)) == (0, 9 if is_requeued else 8)
 
 
-async def test_a_poison_message_moves_to_the_dlq_and_others_are_not_affected(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
-) -> None:
-    good = [encode(Pointer(uuid4(), f"order-{number}")) for number in range(3)]
-    garbage = [b"\xff\x00", b"{}", b"x" * 100_000]
-    for pair in zip(good, garbage, strict=True):
-        for body in pair:
-            await rabbit.publish(topology.queue, body)
-    worker = make_worker()
-
-    for delivery in list(await worker.got(6)):
-        try:
-            decode(delivery.body)
-        except InvalidPointer:
-            worker.consumer.reject(delivery)
-        else:
-            worker.consumer.ack([delivery])
-
-    dead = await rabbit.take_all(topology.dlq, 3)
-    assert [message.body for message in dead] == garbage
-    (death,) = dead[0].properties.headers["x-death"]
-    assert (death["queue"], death["reason"], death["exchange"]) == (topology.queue, "rejected", "")
-    assert await left_after(worker, rabbit, topology.queue, 0) == []
-
-
-async def test_a_requeued_message_is_redelivered(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
-    await publish(rabbit, topology, "a", "b")
-    worker = make_worker()
-    first, second = await worker.got(2)
-
-    worker.consumer.requeue(first)
-    again = (await worker.got(3))[2]
-
-    assert (again.body, again.redelivered) == (b"a", True)
-    worker.consumer.ack([again, second])
-    assert await left_after(worker, rabbit, topology.queue, 0) == []
-
-
-async def test_prefetch_limits_the_unacked_deliveries(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
-) -> None:
-    await publish(rabbit, topology, *"abcdef")
-    worker = make_worker(prefetch=2)
+async def test_prefetch_limits_the_unacked_deliveries(stage: Stage) -> None:
+    await stage.publish(*"abcdef")
+    worker = stage.start(prefetch=2)
 
     for number in (2, 4, 6):
-        worker.consumer.ack((await worker.got(number))[-2:])
+        worker.ack((await worker.got(number))[-2:])
 
 
-async def test_settling_a_delivery_twice_has_no_effect(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
-) -> None:
-    await publish(rabbit, topology, "a", "b", "c")
-    worker = make_worker()
-    first, second, third = await worker.got(3)
-
-    worker.consumer.ack([first, first])
-    worker.consumer.ack([first])
-    worker.consumer.reject(first)
-    worker.consumer.requeue(first)
-    worker.consumer.reject(second)
-    worker.consumer.ack([second, Delivery(99, third.generation, b"", redelivered=False)])
-
-    assert await left_after(worker, rabbit, topology.queue, 1) == ["c"]
-    assert worker.losses == 0
-
-
-@pytest.mark.parametrize(
-    ("batches", "left"),
-    [
-        (["012"], "b"),
-        (["0", "1"], "ab"),
-        (["0", "0", "001"], "ab"),
-        (["2", "0", "1"], "b"),
-        (["b", "012"], ""),
-        (["01", "b", "2"], ""),
-        (["b", "01"], "a"),
-    ],
-    ids=str,
-)
-async def test_a_bundle_is_acked_once_all_of_its_parts_are(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, batches: list[str], left: str
-) -> None:
-    await publish(rabbit, topology, "a", "b")
-    worker = make_worker()
-    first, second = await worker.got(2)
-    parts = {str(part.part): part for part in worker.consumer.split(first, 3)} | {"b": second}
-
-    for batch in batches:
-        worker.consumer.ack([parts[name] for name in batch])
-
-    assert worker.consumer.outstanding == len(left)
-    assert await left_after(worker, rabbit, topology.queue, len(left)) == list(left)
-    assert worker.losses == 0
-
-
-async def test_a_bundle_with_a_rejected_part_moves_to_the_dlq_once_the_others_are_settled(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
-) -> None:
-    await publish(rabbit, topology, "a", "b")
-    worker = make_worker()
-    first, second = await worker.got(2)
-    parts = worker.consumer.split(first, 3)
-
-    worker.consumer.reject(parts[1])
-    worker.consumer.reject(parts[1])
-    worker.consumer.ack([parts[0], parts[1], second])
-    assert worker.consumer.outstanding == 1
-    worker.consumer.ack([parts[2]])
-
-    (dead,) = await rabbit.take_all(topology.dlq, 1)
-    assert dead.body == b"a"
-    assert await left_after(worker, rabbit, topology.queue, 0) == []
-    assert worker.losses == 0
-
-
-async def test_a_bundle_with_a_requeued_part_is_redelivered_even_if_another_was_rejected(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
-) -> None:
-    await publish(rabbit, topology, "a")
-    worker = make_worker()
-    (delivery,) = await worker.got(1)
-    parts = worker.consumer.split(delivery, 3)
-
-    worker.consumer.requeue(parts[0])
-    worker.consumer.reject(parts[2])
-    assert worker.consumer.outstanding == 1
-    worker.consumer.ack([parts[1]])
-    again = (await worker.got(2))[1]
-
-    assert (again.body, again.redelivered) == (b"a", True)
-    worker.consumer.ack([again])
-    assert await left_after(worker, rabbit, topology.queue, 0) == []
-
-
-async def test_parts_of_a_lost_channel_are_void(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, operator: Operator
-) -> None:
-    await publish(rabbit, topology, "a")
-    worker = make_worker(name=topology.queue)
-    (delivery,) = await worker.got(1)
-    old = worker.consumer.split(delivery, 2)
-    worker.consumer.requeue(old[0])
-
-    await eventually(lambda: operator.close_connection(topology.queue), "the connection's listing")
-    await eventually(lambda: worker.losses == 1, "the loss")
-    (again,) = await worker.got(1)
-    new = worker.consumer.split(again, 2)
-    worker.consumer.ack([*old, new[0]])
-
-    assert worker.consumer.outstanding == 1
-    worker.consumer.ack(new)
-    assert await left_after(worker, rabbit, topology.queue, 0) == []
-    assert worker.losses == 1
-
-
-async def test_the_consumer_survives_a_forced_close_and_old_deliveries_are_void(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, operator: Operator
-) -> None:
-    await publish(rabbit, topology, "a", "b", "c")
-    worker = make_worker(name=topology.queue)
-    old = list(await worker.got(3))
-    worker.consumer.ack(old[:1])
+async def test_after_a_forced_close_old_deliveries_and_their_parts_are_void(stage: Stage, operator: Operator) -> None:
+    await stage.publish("a", "b", "c")
+    worker = stage.start(name=stage.queue)
+    old = await worker.got(3)
+    worker.ack(old[:1])
+    old_parts = worker.consumer.split(old[2], 2)
+    worker.consumer.requeue(old_parts[0])
     await asyncio.sleep(0)  # pika writes at the end of the loop's round
 
-    await eventually(lambda: operator.close_connection(topology.queue), "the connection's listing")
-    await eventually(lambda: worker.losses == 1, "the loss")
-    again = list(await worker.got(2))
-    worker.consumer.ack(old)
+    await until(lambda: operator.close_connection(stage.queue))  # RabbitMQ lists a connection late
+    await worker.lost(1)
+    again = await worker.got(2)
+    new_parts = worker.consumer.split(again[1], 2)
+    worker.ack([*old, *old_parts, new_parts[0]])
     worker.consumer.reject(old[1])
 
     assert [(each.body, each.redelivered) for each in again] == [(b"b", True), (b"c", True)]
     assert worker.consumer.outstanding == 2
-    worker.consumer.ack(again)
-    assert await left_after(worker, rabbit, topology.queue, 0) == []
+    worker.ack([again[0], *new_parts])
+    await stage.has_after(worker)
     assert worker.losses == 1
 
 
-async def test_the_consumer_waits_for_a_missing_queue(
-    amqp_url: str, undeclared: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    worker = Worker(amqp_url, undeclared.queue)
-    printed: list[str] = []
+async def test_the_consumer_waits_for_a_missing_queue(amqp_url: str, undeclared: Topology, rabbit: Rabbit) -> None:
+    async with staged(amqp_url, undeclared, rabbit) as stage:
+        with capture_logs() as logs:
+            worker = stage.start()
+            await until(lambda: any("Run `dispatcher init`" in str(log) for log in logs))
+            looked_at = time.monotonic()
+            await until(lambda: time.monotonic() > looked_at + 1.5 * LOOK_SECONDS)
+        assert [log["event"] for log in logs].count("broker.queue_missing") == 1
+        await declare(amqp_url, undeclared)
+        await stage.publish("a")
 
-    def says_what_to_do() -> bool:
-        printed.append(capsys.readouterr().out)
-        return "Run `dispatcher init`" in "".join(printed)
-
-    await eventually(says_what_to_do, "the log line")
-    await declare(amqp_url, undeclared)
-    await publish(rabbit, undeclared, "a")
-
-    assert bodies(await worker.got(1)) == ["a"]
-    assert worker.losses == 0
-    await worker.stop()
+        assert bodies(await worker.got(1)) == ["a"]
+        assert worker.losses == 0
 
 
-async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(
-    make_worker: MakeWorker, amqp_url: str, topology: Topology, rabbit: Rabbit, proxy: Proxy
-) -> None:
-    await publish(rabbit, topology, "before")
-    worker = make_worker(proxy.url)
-    worker.consumer.ack(await worker.got(1))  # RabbitMQ may keep a queue whose consumer starts during the deletion
-    await left_nothing(rabbit, topology)
+async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(stage: Stage, proxy: Proxy) -> None:
+    await stage.publish("before")
+    worker = stage.start(proxy.url)
+    worker.ack(await worker.got(1))  # RabbitMQ may keep a queue whose consumer starts during the deletion
+    await stage.has()
     proxy.freeze()  # so that a consumer that looks for the queue at once finds the queue
-    await rabbit.delete_queue(topology.queue)
-    await eventually(lambda: not worker.consumer.is_consuming, "the cancellation")
+    await stage.rabbit.delete_queue(stage.queue)
+    await until(lambda: not worker.consumer.is_consuming)
     cancelled_at = time.monotonic()
-    await declare(amqp_url, topology)
-    await publish(rabbit, topology, "a")
+    await declare(stage.amqp_url, stage.topology)
+    await stage.publish("a")
     proxy.thaw()
 
     assert bodies(await worker.got(2)) == ["before", "a"]
@@ -343,84 +258,84 @@ async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(
     assert worker.losses == 0
 
 
-async def test_the_consumer_survives_a_channel_closed_by_rabbitmq(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
+async def test_a_queue_that_is_deleted_between_the_look_and_the_consume_is_consumed_later(
+    stage: Stage, proxy: Proxy
 ) -> None:
-    await publish(rabbit, topology, "a")
-    worker = make_worker(proxy.url)
-    await worker.got(1)
+    name = stage.queue.encode()
+    consume = b"\x00\x3c\x00\x14\x00\x00" + bytes([len(name)]) + name
+    proxy.change(consume, consume[:-1] + b"?")
+    worker = stage.start(proxy.url)
+    await until(lambda: consume in proxy.received)
+    await until(lambda: proxy.connections == 2)
+    proxy.change(b"", b"")
+    await stage.publish("a")
 
-    timed_out = spec.Channel.Close(406, "PRECONDITION_FAILED - delivery acknowledgement timed out", 0, 0)
-    proxy.tell_clients(frame.Method(1, timed_out).marshal())
-
-    await eventually(lambda: worker.losses == 1, "the loss")
     assert bodies(await worker.got(1)) == ["a"]
 
 
-async def test_the_consumer_survives_repeated_outages(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
+async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_repeated_outages(
+    stage: Stage, proxy: Proxy
 ) -> None:
-    worker = make_worker(proxy.url)
+    worker = stage.start(proxy.url)
+    timed_out = spec.Channel.Close(406, "PRECONDITION_FAILED - delivery acknowledgement timed out", 0, 0)
+    await stage.publish("a")
+    await worker.got(1)
+    proxy.tell_clients(frame.Method(1, timed_out).marshal())
+    await worker.lost(1)
+    (delivery,) = await worker.got(1)
+    assert delivery.body == b"a"
     for number in range(5):
-        await eventually(lambda: worker.consumer.is_consuming, "consuming")
-        await publish(rabbit, topology, str(number))
-        (delivery,) = await worker.got(1)
-        worker.consumer.ack([delivery])
-        await left_nothing(rabbit, topology)
+        worker.ack([delivery])
+        await stage.has()
         proxy.cut()
-        await eventually(lambda number=number: worker.losses == number + 1, "the loss")  # type: ignore[misc]
+        await worker.lost(2 + number)
+        await worker.consuming()
+        await stage.publish(str(number))
+        (delivery,) = await worker.got(1)
 
 
-async def left_nothing(rabbit: Rabbit, topology: Topology) -> None:
-    assert await rabbit.take(topology.queue) is None
-
-
-async def test_cancel_stops_deliveries_and_still_allows_acks(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
-) -> None:
-    await publish(rabbit, topology, *"abcdef")
-    worker = make_worker(prefetch=4)
-    at_hand = list(await worker.got(4))
+async def test_cancel_stops_deliveries_and_still_allows_acks_also_after_a_pause(kept_stage: Stage) -> None:
+    await kept_stage.publish(*"abcdef")
+    worker = kept_stage.start(prefetch=4)
+    at_hand = await worker.got(4)
 
     await worker.consumer.cancel()
     await worker.consumer.cancel()
-    worker.consumer.ack(at_hand[:2])
-    await publish(rabbit, topology, "g")
+    worker.ack(at_hand[:1])
+    worker.consumer.pause()
+    worker.ack(at_hand[1:2])
+    await kept_stage.publish("g")
 
     assert not worker.consumer.is_consuming
     assert not worker.task.done()
-    assert await left_after(worker, rabbit, topology.queue, 5) == ["c", "d", "e", "f", "g"]
+    await kept_stage.has_after(worker, *"cdefg")
     assert bodies(worker.deliveries) == ["a", "b", "c", "d"]
     assert worker.losses == 0
 
 
-async def test_cancel_during_a_flood_loses_no_message(
-    make_worker: MakeWorker, amqp_url: str, topology: Topology, rabbit: Rabbit
-) -> None:
+async def test_cancel_during_a_flood_loses_no_message(stage: Stage) -> None:
     names = [f"{number:04}" for number in range(300)]
-    await publish(rabbit, topology, *names)
-    worker = make_worker(prefetch=300)
-    await eventually(lambda: worker.deliveries)
+    await stage.publish(*names)
+    worker = stage.start(prefetch=300)
+    await until(lambda: worker.deliveries)
 
     await worker.consumer.cancel()
     seen = bodies(worker.deliveries)
-    worker.consumer.ack(worker.deliveries)
+    worker.ack(worker.deliveries)
 
     async def others_are_back() -> bool:
-        return (await depths(amqp_url, topology))[topology.queue] == 300 - len(seen)
+        return (await depths(stage.amqp_url, stage.topology))[stage.queue] == 300 - len(seen)
 
     # A quorum queue gets at most 32 commands immediately; RabbitMQ defers the rest. So RabbitMQ handles the acks only
     # after it has requeued the other messages.
     await until_answer(others_are_back)
-    assert await left_after(worker, rabbit, topology.queue, 300 - len(seen)) == sorted(set(names) - set(seen))
+    await stage.has_after(worker, *(set(names) - set(seen)))
     assert bodies(worker.deliveries) == seen
 
 
-async def test_a_loss_after_cancel_calls_on_lost_and_ends_the_run(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
-) -> None:
-    await publish(rabbit, topology, "a")
-    worker = make_worker(proxy.url)
+async def test_a_loss_after_cancel_calls_on_lost_and_ends_the_run(stage: Stage, proxy: Proxy) -> None:
+    await stage.publish("a")
+    worker = stage.start(proxy.url)
     (delivery,) = await worker.got(1)
     await worker.consumer.cancel()
 
@@ -428,40 +343,31 @@ async def test_a_loss_after_cancel_calls_on_lost_and_ends_the_run(
     await asyncio.wait_for(worker.task, 10)
 
     assert worker.losses == 1
-    worker.consumer.ack([delivery])
+    worker.ack([delivery])
     assert proxy.connections == 1
-    assert await left_after(worker, rabbit, topology.queue, 1) == ["a"]
+    await stage.has_after(worker, "a")
 
 
 async def test_cancel_and_close_before_the_first_delivery_end_the_run(closed_port: int) -> None:
+    url, patient = f"amqp://u:p@127.0.0.1:{closed_port}/", Backoff(base_seconds=3600, cap_seconds=3600)
     for stop in (Consumer.cancel, Consumer.close):
-        consumer = Consumer(
-            f"amqp://u:p@127.0.0.1:{closed_port}/",
-            {"normal": "q"},
-            prefetch=1,
-            name="test",
-            backoff=Backoff(base_seconds=3600, cap_seconds=3600),
-        )
-        task = asyncio.create_task(consumer.run(lambda _: None, lambda: None))
+        worker = Worker(url, {"normal": "q"}, backoff=patient)
         await asyncio.sleep(0)
-        await stop(consumer)
-        await asyncio.wait_for(task, 10)
+        await stop(worker.consumer)
+        await asyncio.wait_for(worker.task, 10)
 
 
-async def test_cancelling_the_task_returns_the_messages(
-    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
-) -> None:
-    await publish(rabbit, topology, "a")
-    worker = make_worker()
+async def test_cancelling_the_task_returns_the_messages(stage: Stage) -> None:
+    await stage.publish("a")
+    worker = Worker(stage.amqp_url, {"normal": stage.queue})
     (delivery,) = await worker.got(1)
 
     worker.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await worker.task
 
-    worker.consumer.ack([delivery])
-    assert [message.body for message in await rabbit.take_all(topology.queue, 1)] == [b"a"]
-    worker.task = asyncio.create_task(asyncio.sleep(0))
+    worker.ack([delivery])
+    await stage.has("a")
 
 
 def test_an_invalid_url_is_refused_at_once() -> None:
@@ -469,20 +375,221 @@ def test_an_invalid_url_is_refused_at_once() -> None:
         Consumer("amqp://u:p@h:port/", {"normal": "q"}, prefetch=1, name="test")
 
 
-async def test_a_refused_login_calls_on_refused_and_is_retried(make_worker: MakeWorker, amqp_url: str) -> None:
-    parts = urlsplit(amqp_url)
-    refused = make_worker(urlunsplit(parts._replace(netloc=f"nobody:word@{parts.hostname}:{parts.port}")))
-    served = make_worker()
+async def test_a_refused_login_calls_on_refused_and_other_tries_call_on_tried(stage: Stage, closed_port: int) -> None:
+    parts = urlsplit(stage.amqp_url)
+    refused = stage.start(urlunsplit(parts._replace(netloc=f"nobody:word@{parts.hostname}:{parts.port}")))
+    unreached = stage.start(f"amqp://u:p@127.0.0.1:{closed_port}/")
+    served = stage.start()
 
-    await eventually(lambda: len(refused.tries) >= 2 and served.tries, "tries")
+    await until(lambda: len(refused.tries) >= 2 and unreached.tries and served.tries)
 
-    assert set(refused.tries) == {"refused"}
-    assert served.tries == ["tried"]
+    assert (set(refused.tries), set(unreached.tries), served.tries) == ({"refused"}, {"tried"}, ["tried"])
 
 
-async def test_an_unreachable_rabbitmq_calls_on_tried(make_worker: MakeWorker, closed_port: int) -> None:
-    worker = make_worker(f"amqp://u:p@127.0.0.1:{closed_port}/")
+# Pauses.
+async def test_pause_returns_deliveries_to_other_consumers(stage: Stage, proxy: Proxy) -> None:
+    worker = stage.start(proxy.url)
+    await stage.publish("a", "b", "c")
+    worker.ack((await worker.got(3))[:1])
 
-    await eventually(lambda: worker.tries, "a try")
+    worker.consumer.pause()
+    assert not worker.consumer.is_consuming
+    await stage.publish("d")
 
-    assert set(worker.tries) == {"tried"}
+    await stage.has("b", "c", "d")
+    assert (worker.losses, worker.consumer.outstanding, worker.deliveries) == (1, 0, [])
+
+
+async def test_resume_consumes_again_deliveries_from_before_are_void_and_a_second_pause_stops_it(stage: Stage) -> None:
+    worker = stage.start()
+    await stage.publish("a", "b")
+    for losses in (1, 2, 3):
+        old = await worker.got(2)
+        worker.consumer.pause()
+        worker.consumer.pause()
+        await worker.lost(losses)
+
+        worker.ack(old)
+        worker.consumer.resume()
+        worker.consumer.resume()
+        worker.consumer.reject(old[0])
+
+    again = await worker.got(2)
+    assert all(each.redelivered for each in again)
+    worker.ack(again)
+    await until(lambda: worker.consumer.outstanding == 0)
+    assert worker.losses == 3
+    await stage.has_after(worker)
+
+
+async def test_resume_right_after_pause_consumes_again_and_is_not_a_loss(stage: Stage) -> None:
+    await stage.publish("a")
+    with capture_logs() as logs:
+        worker = stage.start()
+        await worker.got(1)
+
+        worker.consumer.pause()
+        worker.consumer.resume()
+        await worker.lost(1)
+
+        worker.ack(await worker.got(1))
+    assert "connection_lost" not in str(logs)
+
+
+async def test_a_pause_during_the_connect_takes_effect(stage: Stage, proxy: Proxy) -> None:
+    proxy.freeze()
+    worker = stage.start(proxy.url)
+    await stage.publish("a")
+    await until(lambda: proxy.holds)
+
+    worker.consumer.pause()
+    proxy.thaw()
+
+    await until(lambda: proxy.is_idle)
+    await stage.has("a")
+    assert (worker.losses, worker.deliveries, worker.consumer.is_consuming) == (0, [], False)
+    worker.consumer.resume()
+    await stage.publish("b")
+    await worker.got(1)
+
+
+async def test_a_pause_at_any_moment_of_the_start_takes_effect(stage: Stage, proxy: Proxy) -> None:
+    for turns in range(0, 60, 5):
+        worker = stage.start(proxy.url)
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+
+        worker.consumer.pause()
+        await until(lambda: not worker.consumer.is_consuming and proxy.is_idle)  # noqa: B023
+
+        await stage.publish("a")
+        await stage.has("a")
+
+
+async def test_a_pause_during_an_outage_takes_effect_and_ends(stage: Stage, proxy: Proxy) -> None:
+    worker = stage.start(proxy.url)
+    await worker.consuming()
+    proxy.cut()
+    worker.consumer.pause()
+    await until(lambda: worker.losses == 1 and proxy.is_idle)
+    await stage.publish("a")
+    await stage.has("a")
+
+    worker.consumer.resume()
+    await stage.publish("b")
+
+    await worker.got(1)
+
+
+@pytest.mark.parametrize("stop", [Consumer.cancel, Consumer.close])
+async def test_a_paused_consumer_can_be_cancelled_and_resume_then_has_no_effect(
+    kept_stage: Stage, proxy: Proxy, stop: Callable[[Consumer], Awaitable[None]]
+) -> None:
+    worker = kept_stage.start(proxy.url)
+    await worker.consuming()
+    worker.consumer.pause()
+    await worker.lost(1)
+
+    await stop(worker.consumer)
+    worker.consumer.resume()
+
+    await asyncio.wait_for(worker.task, 10)
+    assert proxy.connections == 1
+
+
+# Lanes.
+async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_lanes_are(stage: Stage) -> None:
+    worker, lanes = stage.start(all_lanes=True, prefetch=1), stage.topology.lanes
+    for lane in lanes:
+        await stage.publish(lane, lane=lane)
+    deliveries = await worker.got(3)  # one of each lane, beside the others' full windows
+    assert {each.lane: each.body.decode() for each in deliveries} == {lane: lane for lane in lanes}
+
+    await worker.consumer.pause_lane("bulk")
+    worker.ack(deliveries)
+    for lane in lanes:
+        await stage.publish("later", lane=lane)
+    await worker.got(5)
+    assert (await depths(stage.amqp_url, stage.topology))[stage.topology.send_queues["bulk"]] == 1
+
+    await worker.consumer.resume_lane("bulk")
+    assert (await worker.got(6))[-1].lane == "bulk"
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+async def test_a_deleted_queue_stops_only_its_lane_until_it_exists_again_also_if_rabbitmq_does_not_report_it(
+    stage: Stage, proxy: Proxy, is_reported: bool
+) -> None:
+    if not is_reported:  # as if the client asked for no report
+        proxy.change(b"consumer_cancel_notifyt\x01", b"consumer_cancel_notifyt\x00")
+    worker = stage.start(proxy.url, all_lanes=True, prefetch=2, check_seconds=60.0 if is_reported else 0.1)
+    await stage.publish("of the deleted queue", lane="bulk")
+    deliveries = await worker.got(1)
+
+    with capture_logs() as logs:
+        await stage.rabbit.delete_queue(stage.topology.send_queues["bulk"])
+        await until(lambda: "broker.queue_missing" in {log["event"] for log in logs})
+    worker.ack(deliveries)
+    for number in range(6):
+        await stage.publish(str(number), lane="urgent")
+        worker.ack((await worker.got(2 + number))[-1:])
+    assert (worker.losses, worker.consumer.outstanding) == (0, 0)
+
+    await declare(stage.amqp_url, stage.topology)
+    await stage.publish("of the new queue", lane="bulk")
+    assert bodies(await worker.got(8))[-1] == "of the new queue"
+    assert worker.losses == 0
+
+
+async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(stage: Stage) -> None:
+    await stage.rabbit.delete_queue(stage.queue)
+    worker = stage.start(all_lanes=True, prefetch=2)
+    await stage.publish("bulk", lane="bulk")
+    assert bodies(await worker.got(1)) == ["bulk"]
+
+    await declare(stage.amqp_url, stage.topology)
+    await stage.publish("normal")
+    await worker.got(2)
+
+
+LANES = 20
+WORKERS = 2
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.slow)])
+async def test_a_deleted_queue_is_missing_until_it_is_declared_and_is_then_consumed(
+    amqp_url: str, topology_names: Topology, rabbit: Rabbit, rounds: int
+) -> None:
+    """RabbitMQ 4.0 keeps a queue, without its binding, if a consumer starts while the queue is being deleted."""
+    many = replace(topology_names, lanes=("normal", *(f"lane{number}" for number in range(1, LANES))))
+    queues = many.send_queues
+    await declare(amqp_url, many)
+    async with AsyncExitStack() as stack:
+        with capture_logs() as logs:
+            # Each consumer has one lane, so that it looks for the deleted queue as early as it can.
+            workers = [Worker(amqp_url, {lane: queues[lane]}, backoff=None) for lane in many.lanes * WORKERS]
+            watch = QueueWatch(amqp_url, many, name="test")
+            publisher = Publisher(amqp_url, many.exchange, name="test")
+            for each in (publisher.close, watch.close, *(worker.stop for worker in workers)):
+                stack.push_async_callback(each)
+
+            async def are_consumed() -> bool:
+                found = await watch.look()
+                return all(found[queue].consumers == WORKERS for queue in queues.values())
+
+            def missing() -> int:
+                return sum(log["event"] == "broker.queue_missing" for log in logs)
+
+            for number in range(1, rounds + 1):
+                await until_answer(are_consumed)
+                await asyncio.gather(*map(rabbit.delete_queue, queues.values()))
+                await until(lambda number=number: missing() == number * WORKERS * LANES)  # type: ignore[misc]
+                await declare(amqp_url, many)
+            await until_answer(are_consumed)
+
+            messages = [Outgoing.of_pointer(queue, Pointer(uuid4(), "order-17")) for queue in queues.values()]
+            assert await publisher.publish(messages) == [True] * LANES
+            await until(lambda: {each.lane for worker in workers for each in worker.deliveries} == set(many.lanes))
+    for queue in many.queues:
+        await rabbit.delete_queue(queue)
+    await rabbit.delete_exchange(many.exchange)

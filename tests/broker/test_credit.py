@@ -10,7 +10,6 @@ import pytest
 from dispatcher.broker.credit import EMPTY_EMAILS, LEAST_SHARE, MESSAGES_PER_CONSUMER, QueueCredit
 from dispatcher.broker.topology import FoundQueue
 
-CONSUMERS = 2
 MOST = 16
 BATCH = 500
 MANY = 1_000_000
@@ -24,7 +23,7 @@ class Queue:
         counts: How often its messages were counted.
     """
 
-    def __init__(self, consumers: int = CONSUMERS) -> None:
+    def __init__(self, consumers: int = 2) -> None:
         self.counts = self.messages = 0
         self._consumers = consumers
 
@@ -73,33 +72,23 @@ async def test_used_credit_is_counted_again_without_another_look() -> None:
         assert credit.emails >= EMPTY_EMAILS
 
 
-async def test_in_a_backlog_of_fast_workers_the_most_emails_share_a_message() -> None:
-    async with counted_credit(Queue()) as credit:
-        await publish(credit, MANY, 3 * MANY)
-
-        assert credit.per_message(BATCH) == MOST
-
-
-async def test_a_few_emails_have_a_message_each_however_fast_workers_are() -> None:
-    async with counted_credit(Queue()) as credit:
-        await publish(credit, MANY, 3 * MANY)
-
-        assert [credit.per_message(emails) for emails in (1, 2, CONSUMERS * MESSAGES_PER_CONSUMER)] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("consumers", [1, 2, 5])
-async def test_emails_share_messages_only_as_far_as_each_consumer_can_get_several(consumers: int) -> None:
+@pytest.mark.parametrize(
+    ("consumers", "batches", "emails", "per_message"),
+    [
+        pytest.param(2, [MANY, 3 * MANY], BATCH, MOST, id="a backlog of fast workers"),
+        *((2, [MANY, 3 * MANY], few, 1) for few in (1, 2, 2 * MESSAGES_PER_CONSUMER)),
+        *((each, [MANY, 3 * MANY], 3 * each * MESSAGES_PER_CONSUMER, 3) for each in (1, 2, 5)),
+        pytest.param(2, [MANY], BATCH, 1, id="emails that only fill the prefetch windows"),
+        pytest.param(0, [MANY, 3 * MANY], BATCH, 1, id="no consumers"),
+    ],
+)
+async def test_emails_share_messages_as_far_as_workers_are_fast_and_each_can_get_several(
+    consumers: int, batches: list[int], emails: int, per_message: int
+) -> None:
     async with counted_credit(Queue(consumers)) as credit:
-        await publish(credit, MANY, 3 * MANY)
+        await publish(credit, *batches)
 
-        assert credit.per_message(3 * consumers * MESSAGES_PER_CONSUMER) == 3
-
-
-async def test_emails_that_only_fill_the_prefetch_windows_do_not_count_as_fast_workers() -> None:
-    async with counted_credit(Queue()) as credit:
-        await publish(credit, MANY)
-
-        assert credit.per_message(BATCH) == 1
+        assert credit.per_message(emails) == per_message
 
 
 async def test_emails_share_no_message_after_workers_have_taken_none() -> None:
@@ -108,13 +97,6 @@ async def test_emails_share_no_message_after_workers_have_taken_none() -> None:
         await publish(credit, MANY, 3 * MANY)
         queue.messages = 10 * MANY
         await publish(credit, 10 * MANY)
-
-        assert credit.per_message(BATCH) == 1
-
-
-async def test_emails_share_no_message_on_a_queue_without_consumers() -> None:
-    async with counted_credit(Queue(consumers=0)) as credit:
-        await publish(credit, MANY, 3 * MANY)
 
         assert credit.per_message(BATCH) == 1
 

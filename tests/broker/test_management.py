@@ -1,75 +1,62 @@
-"""The client of the management API returns counts or raises an error. It never returns zero for a missing count."""
+"""The client of the management API returns counts or raises an error, and never zero for a missing count. The checks of
+RabbitMQ's reports about our exchange and queues find everything that can lose messages."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import re
+import shlex
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
-from dispatcher.broker.inspection import consumer_timeout_in, find_faults, find_offline_members
+from dispatcher.broker.inspection import (
+    OfflineMembers,
+    consumer_timeout_in,
+    delivery_limit_in,
+    find_faults,
+    find_offline_members,
+    offline_members_in,
+)
 from dispatcher.broker.management import Management, QueueDepth
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
-from tests.broker.rabbit import Rabbit
+from tests.broker.rabbit import Operator, Rabbit
 from tests.providers.listeners import listening
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
 PASSWORD = "hunter2"
-
-
-class Impostor(HTTPServer):
-    """A server that returns whatever a test sets."""
-
-    status = 200
-    body = b"{}"
-    bindings = b"[]"
-    requests = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://guest:{PASSWORD}@127.0.0.1:{self.server_port}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    """Answers one request to the fake server."""
-
-    server: Impostor
-
-    def do_GET(self) -> None:
-        self.server.requests += 1
-        self.send_response(self.server.status)
-        self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")
-        self.end_headers()
-        self.wfile.write(self.server.bindings if self.path.endswith("/bindings") else self.server.body)
-
-    def log_message(self, *_: Any) -> None:
-        """Logs nothing."""
+COUNTS = b'{"messages": %b, "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}'
 
 
 @pytest.fixture
-def impostor() -> Iterator[Impostor]:
-    """A fake management API."""
-    with Impostor(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def management(servers: Servers) -> Management:
+    return Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
 
 
-async def test_the_version_is_returned(servers: Servers) -> None:
-    assert (await Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).version())[0].isdigit()
+@asynccontextmanager
+async def impostor(reply: Callable[[bytes], bytes]) -> Any:
+    """A management API that gives the test's reply to the first line of each request."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(reply((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0]))
+
+    async with listening(answer) as port:
+        yield Management(f"http://guest:{PASSWORD}@127.0.0.1:{port}")
 
 
-async def test_the_depth_is_returned(servers: Servers, topology: Topology, rabbit: Rabbit) -> None:
-    management = Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
+def http(body: bytes, status: int = 200) -> bytes:
+    return b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+async def test_the_version_and_the_depth_are_returned(
+    management: Management, topology: Topology, rabbit: Rabbit
+) -> None:
     for _ in range(3):
         await rabbit.publish(topology.dlq, b"dead")
 
@@ -79,21 +66,21 @@ async def test_the_depth_is_returned(servers: Servers, topology: Topology, rabbi
         return False
 
     await until_answer(is_counted)
+    assert (await management.version())[0].isdigit()
 
 
-async def test_a_missing_queue_is_reported(servers: Servers, topology_names: Topology) -> None:
-    with pytest.raises(TopologyError, match=topology_names.dlq):
-        await Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth(topology_names.dlq)
-
-
-async def test_names_are_escaped_in_the_path(servers: Servers) -> None:
-    with pytest.raises(TopologyError):
-        await Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth("../../overview?x#")
+async def test_a_queue_that_does_not_exist_in_the_virtual_host_is_reported_and_its_name_is_escaped(
+    servers: Servers, management: Management, topology: Topology
+) -> None:
+    other = Management(servers.management_url, vhost="other", timeout_seconds=DEADLINE_SECONDS)
+    for where, queue in (management, f"{topology.dlq}.x"), (management, "../../overview?x#"), (other, topology.queue):
+        with pytest.raises(TopologyError, match=re.escape(queue)):
+            await where.depth(queue)
 
 
 async def test_a_wrong_password_is_reported_and_not_shown(servers: Servers) -> None:
-    url = servers.management_url.rpartition("@")
-    management = Management(f"http://nobody:{PASSWORD}@{url[2]}", timeout_seconds=DEADLINE_SECONDS)
+    place = servers.management_url.rpartition("@")[2]
+    management = Management(f"http://nobody:{PASSWORD}@{place}", timeout_seconds=DEADLINE_SECONDS)
 
     for ask in (management.version, lambda: management.depth("q")):
         with pytest.raises(BrokerUnavailable, match="refuses the user name or password") as fault:
@@ -105,41 +92,31 @@ async def test_a_wrong_password_is_reported_and_not_shown(servers: Servers) -> N
     "body",
     [
         b"", b"null", b"[]", b"{}", b"not json", b"[" * 50_000, b'{"messages": null}', b'{"messages": 3}',
-        b'{"messages": "3", "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}',
-        b'{"messages": true, "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}',
-        *(b'{"messages": %b, "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}' % figure
-          for figure in (b"-1", b"1e999", b"NaN", b"Infinity", b"9" * 4000, b"9" * 5000, b"9223372036854775808")),
-        b'{"messages": 3, "messages_ready": -3, "messages_unacknowledged": 0, "consumers": 0}',
+        *(COUNTS % figure for figure in (b'"3"', b"true", b"-1", b"1e999", b"NaN", b"Infinity")),
+        *(COUNTS % figure for figure in (b"9" * 4000, b"9" * 5000, b"9223372036854775808")),
+        (COUNTS % b"3").replace(b'"messages_ready": 3', b'"messages_ready": -3'),
         b'{"rabbitmq_version": "\\u001b[2J"}', b'{"rabbitmq_version": "' + b"4" * 41 + b'"}',
     ],
 )  # fmt: skip
-async def test_a_reply_without_counts_is_a_failure(impostor: Impostor, body: bytes) -> None:
-    impostor.body = body
-
-    with pytest.raises(BrokerUnavailable, match="no message counts"):
-        await Management(impostor.url).depth("q")
-    with pytest.raises(BrokerUnavailable, match="does not answer like RabbitMQ"):
-        await Management(impostor.url).version()
+async def test_a_reply_without_counts_is_a_failure(body: bytes) -> None:
+    async with impostor(lambda _: http(body)) as management:
+        with pytest.raises(BrokerUnavailable, match="no message counts"):
+            await management.depth("q")
+        with pytest.raises(BrokerUnavailable, match="does not answer like RabbitMQ"):
+            await management.version()
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        b"\x1b[2Jowned\r\n\r\n",
-        b"HTTP/1.1 \x1b[2J\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"A: \x1b[2J\r\n" * 200,
-        b"",
+        b"\x1b[2Jowned\r\n\r\n", b"HTTP/1.1 \x1b[2J\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"A: \x1b[2J\r\n" * 200, b"",
         b"\xff" * 70_000,
     ],
-)
+)  # fmt: skip
 async def test_an_answer_that_is_not_http_is_not_quoted(reply: bytes) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(reply)
-
-    async with listening(answer) as port:
+    async with impostor(lambda _: reply) as management:
         with pytest.raises(BrokerUnavailable) as fault:
-            await Management(f"http://guest:{PASSWORD}@127.0.0.1:{port}").version()
+            await management.version()
 
     assert str(fault.value).isprintable()
     assert "owned" not in str(fault.value)
@@ -153,17 +130,16 @@ REPORTED: Final[dict[str, object]] = {
 }  # fmt: skip
 
 
-async def test_reports_of_a_hostile_node_contain_no_control_characters(impostor: Impostor) -> None:
-    topology = Topology(exchange="e", queue="q", dlq="d")
-    impostor.body = json.dumps(REPORTED).encode()
-    impostor.bindings = json.dumps([REPORTED]).encode()
-    management = Management(impostor.url)
+async def test_reports_of_a_hostile_node_contain_no_control_characters() -> None:
+    def reply(request: bytes) -> bytes:
+        return http(json.dumps([REPORTED] if b"/bindings " in request else REPORTED).encode())
 
-    faults = [*await find_faults(management, topology), *await find_offline_members(management, topology)]
+    topology = Topology(exchange="e", queue="q", dlq="d")
+    async with impostor(reply) as management:
+        faults = [*await find_faults(management, topology), *await find_offline_members(management, topology)]
 
     assert len(faults) > 6
-    for fault in faults:
-        words = str(fault)
+    for words in map(str, faults):
         assert words.isprintable()
         assert len(words) < 1000
 
@@ -175,35 +151,34 @@ def test_a_consumer_timeout_that_is_not_a_number_is_a_failure(timeout: object) -
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 500, 503])
-async def test_every_other_status_is_a_failure_and_redirects_are_not_followed(impostor: Impostor, status: int) -> None:
-    impostor.status = status
-    impostor.body = b'{"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0, "consumers": 0}'
+async def test_every_other_status_is_a_failure_and_redirects_are_not_followed(status: int) -> None:
+    requests: list[bytes] = []
 
-    with pytest.raises(BrokerUnavailable) as fault:
-        await Management(impostor.url).depth("q")
+    def reply(request: bytes) -> bytes:
+        requests.append(request)
+        return http((COUNTS % b"0").replace(b": 3", b": 0"), status)
 
-    assert impostor.requests == 1
+    async with impostor(reply) as management:
+        with pytest.raises(BrokerUnavailable) as fault:
+            await management.depth("q")
+
+    assert len(requests) == 1
     assert PASSWORD not in str(fault.value)
 
 
-async def test_one_node_that_answers_is_enough(servers: Servers, closed_port: int) -> None:
-    dead = f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}"
-    management = Management(f"{dead},{servers.management_url},{dead}", timeout_seconds=DEADLINE_SECONDS)
+async def test_one_node_that_answers_is_enough_and_else_the_error_names_every_node(
+    servers: Servers, closed_port: int
+) -> None:
+    dead = [f"http://guest:{PASSWORD}@{host}:{closed_port}" for host in ("127.0.0.1", "127.0.0.2")]
+    one = Management(",".join([dead[0], servers.management_url, dead[1]]), timeout_seconds=DEADLINE_SECONDS)
+    assert (await one.version())[0].isdigit()
 
-    assert (await management.version())[0].isdigit()
+    with pytest.raises(BrokerUnavailable, match="cannot be reached: connection refused") as fault:
+        await Management(",".join(dead)).version()
 
-
-async def test_the_error_names_every_node_that_does_not_answer(closed_port: int) -> None:
-    nodes = [f"http://guest:{PASSWORD}@{host}:{closed_port}" for host in ("127.0.0.1", "127.0.0.2")]
-    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1.*127\.0\.0\.2|127\.0\.0\.2.*127\.0\.0\.1") as fault:
-        await Management(",".join(nodes)).version()
-
+    assert "127.0.0.1" in str(fault.value)
+    assert "127.0.0.2" in str(fault.value)
     assert PASSWORD not in str(fault.value)
-
-
-async def test_a_closed_port_is_reported(closed_port: int) -> None:
-    with pytest.raises(BrokerUnavailable, match="cannot be reached: connection refused"):
-        await Management(f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}").version()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:port", f"//u:{PASSWORD}@h"])
@@ -214,6 +189,177 @@ def test_an_invalid_url_is_refused_at_once(url: str) -> None:
     assert PASSWORD not in str(mistake.value)
 
 
-async def test_a_queue_of_another_virtual_host_is_not_found(servers: Servers, topology: Topology) -> None:
-    with pytest.raises(TopologyError):
-        await Management(servers.management_url, vhost="other", timeout_seconds=DEADLINE_SECONDS).depth(topology.queue)
+# Faults of the exchange and queues.
+async def fault_texts(management: Management, topology: Topology) -> list[str]:
+    return [str(fault) for fault in await find_faults(management, topology)]
+
+
+MakeQueue = Callable[[str, dict[str, Any]], Awaitable[None]]
+
+
+@pytest.fixture
+async def remake(amqp_url: str, undeclared: Topology, rabbit: Rabbit) -> MakeQueue:
+    """Declares everything; then replaces one queue by a queue with other arguments."""
+
+    async def replaced(queue: str, arguments: dict[str, Any]) -> None:
+        await declare(amqp_url, undeclared)
+        await rabbit.delete_queue(queue)
+        await rabbit.declare_queue(queue, **arguments)
+        await rabbit.bind_queue(queue, undeclared.exchange)
+
+    return replaced
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+async def test_what_init_creates_has_no_fault(
+    amqp_url: str, management: Management, undeclared: Topology, queue_type: str
+) -> None:
+    topology = replace(undeclared, queue_type=queue_type)
+    await declare(amqp_url, topology)
+
+    assert await fault_texts(management, topology) == []
+
+
+async def test_every_missing_object_is_named(management: Management, topology_names: Topology) -> None:
+    words = await fault_texts(management, topology_names)
+
+    assert len(words) == 1 + len(topology_names.queues)
+    for name in (topology_names.exchange, *topology_names.queues):
+        assert any(f" {name} does not exist. Run `dispatcher init`." in one for one in words)
+
+
+async def test_a_missing_binding_is_named(management: Management, topology: Topology, rabbit: Rabbit) -> None:
+    await rabbit.unbind_queue(topology.dlq, topology.exchange)
+
+    (words,) = await until_answer(lambda: fault_texts(management, topology))
+
+    assert words.startswith(f"The queue {topology.dlq} is not bound to the exchange {topology.exchange}")
+
+
+@pytest.mark.slow  # RabbitMQ reports a new policy after 5 seconds.
+async def test_every_policy_that_loses_dead_letters_is_named(
+    amqp_url: str, management: Management, undeclared: Topology, operator: Operator
+) -> None:
+    # A quorum queue of RabbitMQ 3.9 does not support message-ttl.
+    topology = replace(undeclared, queue_type="classic")
+    await declare(amqp_url, topology)
+    definition = {"max-length": 10, "max-length-bytes": 1000, "message-ttl": 60_000, "expires": 60_000}
+
+    with operator.policy(topology.dlq, definition):
+        words = await fault_texts(management, topology)
+
+    where = f"the policy {topology.dlq} sets"
+    assert [one.removeprefix(f"The queue {topology.dlq} ").partition(". ")[0] for one in words] == [
+        f"drops old messages: {where} message-ttl to 60000",
+        f"is deleted when it is unused: {where} expires to 60000",
+        f"drops its oldest messages when it is full: {where} max-length to 10",
+        f"drops its oldest messages when it is full: {where} max-length-bytes to 1000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        ({"x-max-length": 5, "x-overflow": "reject-publish"}, []),  # a full queue that rejects publishes loses nothing
+        ({"x-message-ttl": 1000, "x-max-length": 5}, ["x-message-ttl is 1000", "x-max-length is 5"]),
+    ],
+)
+async def test_arguments_that_lose_dead_letters_are_named(
+    management: Management, undeclared: Topology, remake: MakeQueue, arguments: dict[str, Any], faults: list[str]
+) -> None:
+    await remake(undeclared.dlq, {"x-queue-type": "classic", **arguments})
+
+    remedy = "Remove this argument or policy, because it loses messages silently."
+    words = await fault_texts(management, undeclared)
+    assert [one.partition(": ")[2] for one in words] == [f"its argument {each}. {remedy}" for each in faults]
+
+
+async def test_a_send_queue_without_dead_lettering_is_named(
+    management: Management, undeclared: Topology, remake: MakeQueue
+) -> None:
+    # RabbitMQ 4 has a default delivery limit of 20.
+    await remake(undeclared.queue, {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT})
+
+    words = await fault_texts(management, undeclared)
+
+    assert len(words) == 2
+    assert f"dead-letter-exchange is not set but must be {undeclared.exchange}" in words[0]
+
+
+@pytest.mark.parametrize(
+    ("members", "online", "offline", "has_majority"),
+    [("abc", "ac", ("b",), True), ("abc", "b", ("a", "c"), False), ("ab", "a", ("b",), False)],
+)
+def test_a_quorum_queue_reports_its_offline_members_and_whether_it_has_a_majority(
+    members: str, online: str, offline: tuple[str, ...], *, has_majority: bool
+) -> None:
+    found = offline_members_in({"name": "q", "members": list(members), "online": list(online)})
+
+    assert found == OfflineMembers("q", offline, has_majority=has_majority)
+
+
+async def test_a_queue_with_all_members_online_is_not_reported(management: Management, topology: Topology) -> None:
+    async def has_members() -> bool:
+        return bool((await management.queue(topology.queue) or {}).get("members"))
+
+    await until_answer(has_members)
+
+    assert await find_offline_members(management, topology) == []
+    assert offline_members_in({"name": "classic"}) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "policy", "default", "limit"),
+    [
+        (1_000_000, None, 20, 1_000_000), (1_000_000, 20, None, 20), (30, 1_000_000, None, 30), (None, 40, 20, 40),
+        (None, None, 20, 20), (None, None, None, None), (-1, 20, 20, 20), (50, -1, 20, 50), (-1, None, 20, None),
+    ],
+)  # fmt: skip
+def test_the_lowest_delivery_limit_counts(
+    argument: int | None, policy: int | None, default: int | None, limit: int | None
+) -> None:
+    arguments = {} if argument is None else {"x-delivery-limit": argument}
+    fields = {
+        "arguments": {"x-queue-type": "quorum", **arguments},
+        "effective_policy_definition": [] if policy is None else {"delivery-limit": policy},
+    }
+
+    assert delivery_limit_in(fields, default) == limit
+    assert delivery_limit_in({**fields, "arguments": {"x-queue-type": "classic"}}, default) is None
+
+
+@pytest.mark.slow  # RabbitMQ reports a new policy after 5 seconds.
+@pytest.mark.parametrize("kind", ["policy", "operator_policy"])
+async def test_a_low_delivery_limit_is_named_and_the_command_excludes_our_queues(
+    management: Management, topology: Topology, operator: Operator, kind: str
+) -> None:
+    with operator.policy(topology.dlq, {"delivery-limit": 20}, kind=kind):
+        (words,) = await fault_texts(management, topology)
+        command = shlex.split(words.partition("exclude ours: ")[2])
+        *options, name, pattern, definition = command[2:]
+        priority = int(options[options.index("--priority") + 1])
+        assert command[:2] == ["rabbitmqctl", f"set_{kind}"]
+        with operator.policy(
+            topology.dlq, json.loads(definition), kind=kind, name=topology.queue, pattern=pattern, priority=priority
+        ):
+            assert await fault_texts(management, topology) == []
+
+    assert words.startswith(
+        f"The queue {topology.dlq} loses dead letters that were delivered 20 times; a read is a delivery: its argument "
+        f"x-delivery-limit is {DELIVERY_LIMIT} and the policy {topology.dlq} sets delivery-limit to 20."
+    )
+    assert name == "email-dispatcher"
+    assert all(re.search(pattern, queue) for queue in topology.queues)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, None),
+        ({"arguments": {}, "effective_policy_definition": []}, None),
+        ({"arguments": {"x-consumer-timeout": 60000}, "effective_policy_definition": {"consumer-timeout": 1}}, 60.0),
+        ({"effective_policy_definition": {"consumer-timeout": 90000}}, 90.0),
+    ],
+)
+def test_the_consumer_timeout_comes_from_the_argument_or_the_policy(fields: dict[str, object], seconds: float) -> None:
+    assert consumer_timeout_in(fields) == seconds

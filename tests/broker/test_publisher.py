@@ -1,14 +1,17 @@
-"""A message counts as published only when RabbitMQ has confirmed it and a queue has it."""
+"""A message counts as published only when RabbitMQ has confirmed it and a queue has it. Our encoder writes a message in
+one step, with the same bytes as pika."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pika import frame, spec
 
 from dispatcher.broker.outgoing import Outgoing
@@ -17,258 +20,237 @@ from dispatcher.broker.publisher import BATCH_SECONDS, Publisher
 from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Operator, Rabbit, eventually
-from tests.waiting import until_answer
+from tests.broker.rabbit import Operator, Rabbit
+from tests.waiting import until, until_answer
 
-MakePublisher = Callable[..., Publisher]
 DOZENS_OF_CONFIRMS = 2000
 """The size of dozens of confirms, in bytes. RabbitMQ sends confirms one by one if only a few messages are
 unconfirmed."""
 SOON_SECONDS = 1.5
 """The timeout for batches to which RabbitMQ must not answer in time. All other batches have a longer timeout, for a
 busy machine."""
+FULL = {"x-max-length": 1, "x-overflow": "reject-publish"}
+
+
+class Press:
+    """Publishers to the test's exchange, which are closed after the test."""
+
+    def __init__(self, amqp_url: str, topology: Topology, rabbit: Rabbit, stack: AsyncExitStack) -> None:
+        self.amqp_url = amqp_url
+        self.topology = topology
+        self.queue = topology.queue
+        self.rabbit = rabbit
+        self._stack = stack
+
+    def publisher(self, url: str | None = None, **options: Any) -> Publisher:
+        exchange = self.topology.exchange
+        publisher = Publisher(url or self.amqp_url, exchange, name=exchange, **options)
+        self._stack.push_async_callback(publisher.close)
+        return publisher
+
+    async def connected(self, url: str | None = None, **options: Any) -> Publisher:
+        publisher = self.publisher(url, **options)
+        assert await publisher.publish(self.pointers()) == [True]
+        return publisher
+
+    def pointers(self, count: int = 1, queue: str | None = None) -> list[Outgoing]:
+        """`count` messages for a queue, or for the test's queue."""
+        keys = [f"order-{number}" for number in range(count)]
+        return [Outgoing.of_pointer(queue or self.queue, Pointer(uuid4(), key)) for key in keys]
+
+    async def bind_full_queue(self) -> str:
+        """Makes a queue that has room for one message, and refuses more."""
+        full = f"{self.queue}.full"
+        await self.rabbit.declare_queue(full, **FULL)
+        await self.rabbit.bind_queue(full, self.topology.exchange)
+        self._stack.push_async_callback(self.rabbit.delete_queue, full)
+        return full
+
+    async def depth(self) -> int:
+        return (await depths(self.amqp_url, self.topology))[self.queue]
 
 
 @pytest.fixture
-async def make_publisher(amqp_url: str, topology: Topology) -> AsyncIterator[MakePublisher]:
-    """Creates publishers to the test's exchange, and closes them after the test."""
+async def press(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Press]:
     async with AsyncExitStack() as stack:
-
-        def make(url: str = amqp_url, **options: Any) -> Publisher:
-            publisher = Publisher(url, topology.exchange, name=topology.exchange, **options)
-            stack.push_async_callback(publisher.close)
-            return publisher
-
-        yield make
+        yield Press(amqp_url, topology, rabbit, stack)
 
 
-def pointers(queue: str, count: int = 1) -> list[Outgoing]:
-    """`count` messages for a queue."""
-    return [Outgoing.of_pointer(queue, Pointer(uuid4(), f"order-{number}")) for number in range(count)]
-
-
-async def test_a_published_message_arrives_complete_and_persistent(
-    make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
-) -> None:
+async def test_a_published_message_arrives_complete_and_persistent(press: Press) -> None:
     pointer = Pointer(uuid4(), "order-17", "request-9", f"00-{'a' * 32}-{'b' * 16}-01")
 
-    assert await make_publisher().publish([Outgoing.of_pointer(topology.queue, pointer)]) == [True]
+    assert await press.publisher().publish([Outgoing.of_pointer(press.queue, pointer)]) == [True]
 
-    (message,) = await rabbit.take_all(topology.queue, 1)
+    (message,) = await press.rabbit.take_all(press.queue, 1)
     assert message.pointer == pointer
     assert message.properties.delivery_mode == 2
     assert message.properties.message_id == str(pointer.email_id)
     assert message.properties.content_type == "application/json"
 
 
-async def test_each_message_has_its_own_result(
-    make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
-) -> None:
-    send, unroutable, dead = pointers(topology.queue)[0], pointers("no such queue")[0], pointers(topology.dlq)[0]
-
-    flags = await make_publisher().publish([send, unroutable, dead, unroutable, send])
-
-    assert flags == [True, False, True, False, True]
-    assert flags.returned == 2
-    assert [message.body for message in await rabbit.take_all(topology.queue, 2)] == [send.body, send.body]
-    assert [message.body for message in await rabbit.take_all(topology.dlq, 1)] == [dead.body]
-
-
-async def test_the_same_email_may_be_routed_to_one_queue_and_not_to_another(
-    make_publisher: MakePublisher, topology: Topology
-) -> None:
+async def test_each_message_has_its_own_result_also_beside_messages_about_the_same_email(press: Press) -> None:
+    queues = press.queue, "no such queue", press.topology.dlq
     pointer = Pointer(uuid4(), "order-17")
-    messages = [Outgoing.of_pointer(queue, pointer) for queue in (topology.queue, "no such queue", topology.dlq)]
+    messages = [Outgoing.of_pointer(queue, pointer) for queue in queues]
 
-    assert await make_publisher().publish(messages * 100) == [True, False, True] * 100
+    flags = await press.publisher().publish(messages * 100)
 
-
-async def test_a_refused_message_is_not_published(
-    make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
-) -> None:
-    full = f"{topology.queue}.full"
-    await rabbit.declare_queue(full, **{"x-max-length": 1, "x-overflow": "reject-publish"})
-    await rabbit.bind_queue(full, topology.exchange)
-    publisher = make_publisher()
-
-    assert await publisher.publish(pointers(full)) == [True]
-    refused = await publisher.publish(pointers(full))
-    assert (refused, refused.returned) == ([False], 0)
-    assert await publisher.publish([*pointers(topology.queue), *pointers(full)]) == [True, False]
-
-    await rabbit.delete_queue(full)
+    assert flags == [True, False, True] * 100
+    assert flags.returned == 100
+    for queue, message in (queues[0], messages[0]), (queues[2], messages[2]):
+        assert {taken.body for taken in await press.rabbit.take_all(queue, 100)} == {message.body}
 
 
-async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
-    amqp_url: str, make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
+async def test_a_refused_message_is_not_published_and_a_channel_on_which_a_queue_refuses_everything_is_replaced(
+    press: Press, proxy: Proxy
 ) -> None:
     """After the leader of a quorum queue was killed, RabbitMQ may refuse a message on one channel and accept the
     message on a new channel."""
-    full = f"{topology.queue}.full"
-    await rabbit.declare_queue(full, **{"x-max-length": 1, "x-overflow": "reject-publish"})
-    await rabbit.bind_queue(full, topology.exchange)
-    async with Proxy(amqp_url) as proxy:
-        publisher = make_publisher(proxy.url)
-        assert await publisher.publish(pointers(full)) == [True]
+    full = await press.bind_full_queue()
+    publisher = press.publisher(proxy.url)
+    assert await publisher.publish(press.pointers(1, full)) == [True]
 
-        async def is_replaced() -> bool:
-            assert not any(await publisher.publish(pointers(full)))
-            # Confirms from other queues must not hide the refusals of this queue.
-            assert await publisher.publish(pointers(topology.queue)) == [True]
-            return proxy.connections == 2
+    async def is_replaced() -> bool:
+        refused = await publisher.publish(press.pointers(1, full))
+        assert (refused, refused.returned) == ([False], 0)
+        # Confirms from other queues must not hide the refusals of this queue.
+        assert await publisher.publish([*press.pointers(), *press.pointers(1, full)]) == [True, False]
+        return proxy.connections == 2
 
-        await until_answer(is_replaced)
-
-    await rabbit.delete_queue(full)
+    await until_answer(is_replaced)
 
 
-async def test_a_batch_larger_than_the_window_is_published_completely_and_in_order(
-    make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
-) -> None:
-    messages = pointers(topology.queue, 205)
+async def test_a_batch_larger_than_the_window_is_published_completely_and_in_order(press: Press) -> None:
+    messages = press.pointers(205)
 
-    assert await make_publisher(window=10).publish(messages) == [True] * 205
+    assert await press.publisher(window=10).publish(messages) == [True] * 205
 
-    assert [each.body for each in await rabbit.take_all(topology.queue, 205)] == [each.body for each in messages]
+    assert [each.body for each in await press.rabbit.take_all(press.queue, 205)] == [each.body for each in messages]
 
 
-async def test_an_empty_batch_is_published_at_once(make_publisher: MakePublisher) -> None:
-    assert await make_publisher().publish([]) == []
+async def test_an_empty_batch_is_published_at_once(press: Press) -> None:
+    assert await press.publisher().publish([]) == []
 
 
-async def test_concurrent_tasks_get_their_own_results(make_publisher: MakePublisher, topology: Topology) -> None:
-    publisher = make_publisher(window=7)
-    batches = [pointers(topology.queue if number % 2 else "no such queue", 20) for number in range(10)]
+async def test_concurrent_tasks_get_their_own_results(press: Press) -> None:
+    publisher = press.publisher(window=7)
+    batches = [press.pointers(20, None if number % 2 else "no such queue") for number in range(10)]
 
     answers = await asyncio.gather(*(publisher.publish(batch) for batch in batches))
 
     assert answers == [[bool(number % 2)] * 20 for number in range(10)]
 
 
-async def test_a_missing_exchange_is_reported_and_the_publisher_recovers(
-    amqp_url: str, undeclared: Topology, make_publisher: MakePublisher, rabbit: Rabbit
-) -> None:
-    await rabbit.delete_exchange(undeclared.exchange)
-    publisher = make_publisher()
+async def test_a_missing_exchange_is_reported_and_the_publisher_recovers(press: Press) -> None:
+    await press.rabbit.delete_exchange(press.topology.exchange)
+    publisher = press.publisher()
 
     for _ in range(2):
         with pytest.raises(BrokerUnavailable, match=r"no exchange .* Run `dispatcher init`"):
-            await publisher.publish(pointers(undeclared.queue))
+            await publisher.publish(press.pointers())
 
-    await declare(amqp_url, undeclared)
-    assert await publisher.publish(pointers(undeclared.queue)) == [True]
-
-
-async def test_the_publisher_survives_a_forced_close(
-    make_publisher: MakePublisher, topology: Topology, operator: Operator
-) -> None:
-    publisher = make_publisher()
-    assert await publisher.publish(pointers(topology.queue)) == [True]
-    await eventually(lambda: operator.close_connection(topology.exchange), "the connection's listing")
-
-    assert await _published(publisher, pointers(topology.queue)) == [True]
+    await declare(press.amqp_url, press.topology)
+    await press.rabbit.bind_queue(press.queue, press.topology.exchange)
+    assert await publisher.publish(press.pointers()) == [True]
 
 
-async def test_an_unreachable_rabbitmq_raises(make_publisher: MakePublisher, closed_port: int) -> None:
+async def test_the_publisher_survives_a_forced_close(press: Press, operator: Operator) -> None:
+    publisher = await press.connected()
+    await until(lambda: operator.close_connection(press.topology.exchange))  # RabbitMQ lists a connection late
+
+    assert await _published(publisher, press.pointers()) == [True]
+
+
+async def test_an_unreachable_rabbitmq_raises(press: Press, closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="connection refused"):
-        await make_publisher(f"amqp://u:p@127.0.0.1:{closed_port}/").publish(pointers("q"))
+        await press.publisher(f"amqp://u:p@127.0.0.1:{closed_port}/").publish(press.pointers())
 
 
-async def test_a_cut_before_any_confirm_raises(make_publisher: MakePublisher, topology: Topology, proxy: Proxy) -> None:
-    publisher = make_publisher(proxy.url)
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+async def test_a_cut_before_any_confirm_raises(press: Press, proxy: Proxy) -> None:
+    publisher = await press.connected(proxy.url)
     proxy.freeze()
-    publishing = asyncio.create_task(publisher.publish(pointers(topology.queue, 3)))
+    publishing = asyncio.create_task(publisher.publish(press.pointers(3)))
     await asyncio.sleep(0)
     proxy.cut()
 
     with pytest.raises(BrokerUnavailable, match="was interrupted"):
         await publishing
     proxy.thaw()
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+    assert await publisher.publish(press.pointers()) == [True]
 
 
-async def test_a_cut_after_some_confirms_returns_them(
-    make_publisher: MakePublisher, topology: Topology, proxy: Proxy, amqp_url: str
-) -> None:
-    publisher = make_publisher(proxy.url, window=4)
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+async def test_a_cut_after_some_confirms_returns_them(press: Press, proxy: Proxy) -> None:
+    publisher = await press.connected(proxy.url, window=4)
     proxy.cut_after(DOZENS_OF_CONFIRMS)
 
-    flags = await publisher.publish(pointers(topology.queue, 1000))
+    flags = await publisher.publish(press.pointers(1000))
 
     assert len(flags) == 1000
     assert any(flags)
     assert not all(flags)
-    assert 1 + sum(flags) <= (await depths(amqp_url, topology))[topology.queue] <= 1 + sum(flags) + 4
+    assert 1 + sum(flags) <= await press.depth() <= 1 + sum(flags) + 4
 
 
-async def test_a_missing_confirm_times_out(make_publisher: MakePublisher, topology: Topology, proxy: Proxy) -> None:
-    publisher = make_publisher(proxy.url)
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+async def test_a_missing_confirm_times_out(press: Press, proxy: Proxy) -> None:
+    publisher = await press.connected(proxy.url)
     proxy.freeze()
     publisher.batch_seconds = SOON_SECONDS
 
     with pytest.raises(BrokerUnavailable, match=r"did not confirm 3 of 3 messages within 1\.5 s"):
-        await publisher.publish(pointers(topology.queue, 3))
+        await publisher.publish(press.pointers(3))
 
     proxy.thaw()
     publisher.batch_seconds = BATCH_SECONDS
-    assert await _published(publisher, pointers(topology.queue)) == [True]
+    assert await _published(publisher, press.pointers()) == [True]
 
 
 @pytest.mark.parametrize(("count", "written"), [(4, 4), (500, 10)])
 async def test_an_alarm_is_reported_and_limits_what_is_written(
-    make_publisher: MakePublisher, topology: Topology, proxy: Proxy, amqp_url: str, count: int, written: int
+    press: Press, proxy: Proxy, count: int, written: int
 ) -> None:
-    publisher = make_publisher(proxy.url, window=10)
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+    publisher = await press.connected(proxy.url, window=10)
     proxy.freeze()
     publisher.batch_seconds = SOON_SECONDS
-    publishing = asyncio.create_task(publisher.publish(pointers(topology.queue, count)))
+    publishing = asyncio.create_task(publisher.publish(press.pointers(count)))
     await asyncio.sleep(0)
     proxy.tell_clients(frame.Method(0, spec.Connection.Blocked("low on memory")).marshal())
 
     with pytest.raises(BrokerUnavailable, match="blocks publishers"):
         await publishing
-    others = [publisher.publish(pointers(topology.queue, 500)) for _ in range(3)]
+    others = [publisher.publish(press.pointers(500)) for _ in range(3)]
     faults = await asyncio.gather(*others, return_exceptions=True)
     assert ["blocks publishers" in str(each) for each in faults] == [True] * 3
     with pytest.raises(BrokerUnavailable, match="blocks publishers"):
-        await publisher.find(topology.queue)
+        await publisher.find(press.queue)
     assert publisher.is_blocked
     assert proxy.connections == 1
 
     proxy.thaw()
     proxy.tell_clients(frame.Method(0, spec.Connection.Unblocked()).marshal())
     publisher.batch_seconds = BATCH_SECONDS
-    assert await publisher.publish(pointers(topology.queue)) == [True]
-    assert (await depths(amqp_url, topology))[topology.queue] == 1 + written + 1
+    assert await publisher.publish(press.pointers()) == [True]
+    assert await press.depth() == 1 + written + 1
 
 
-async def test_a_cancelled_publish_does_not_disturb_the_next(
-    make_publisher: MakePublisher, topology: Topology, proxy: Proxy
-) -> None:
-    publisher = make_publisher(proxy.url)
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+async def test_a_cancelled_publish_does_not_disturb_the_next(press: Press, proxy: Proxy) -> None:
+    publisher = await press.connected(proxy.url)
     proxy.freeze()
-    publishing = asyncio.create_task(publisher.publish(pointers("no such queue", 3)))
+    publishing = asyncio.create_task(publisher.publish(press.pointers(3, "no such queue")))
     await asyncio.sleep(0)
     publishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await publishing
     proxy.thaw()
 
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+    assert await publisher.publish(press.pointers()) == [True]
 
 
-async def test_close_is_idempotent_and_publish_reconnects(make_publisher: MakePublisher, topology: Topology) -> None:
-    publisher = make_publisher()
-    await publisher.close()
-    assert await publisher.publish(pointers(topology.queue)) == [True]
-    await publisher.close()
-    await publisher.close()
-    assert await publisher.publish(pointers(topology.queue)) == [True]
+async def test_close_is_idempotent_and_publish_reconnects(press: Press) -> None:
+    publisher = press.publisher()
+    for _ in range(2):
+        await publisher.close()
+        await publisher.close()
+        assert await publisher.publish(press.pointers()) == [True]
 
 
 def test_an_invalid_url_is_refused_at_once() -> None:
@@ -284,3 +266,43 @@ async def _published(publisher: Publisher, messages: list[Outgoing]) -> list[boo
         except BrokerUnavailable:
             pass
     raise AssertionError("RabbitMQ did not come back")
+
+
+MAX_FRAME_BODY = 300
+_texts = st.text(max_size=60)
+
+
+def written_by_pika(channel_number: int, exchange: str, message: Outgoing) -> bytes:
+    properties = spec.BasicProperties(
+        content_type="application/json",
+        headers={"traceparent": message.traceparent} if message.traceparent else None,
+        delivery_mode=2,
+        correlation_id=message.correlation_id,
+        message_id=message.message_id,
+    )
+    method = spec.Basic.Publish(exchange=exchange, routing_key=message.queue, mandatory=True)
+    parts = [message.body[at : at + MAX_FRAME_BODY] for at in range(0, len(message.body), MAX_FRAME_BODY)]
+    frames = (
+        frame.Method(channel_number, method),
+        frame.Header(channel_number, len(message.body), properties),
+        *(frame.Body(channel_number, part) for part in parts),
+    )
+    return b"".join(each.marshal() for each in frames)
+
+
+@given(
+    channel_number=st.integers(1, 65_535),
+    exchange=_texts,
+    message=st.builds(
+        Outgoing,
+        _texts,
+        st.binary(max_size=3 * MAX_FRAME_BODY),
+        st.just("0198"),
+        st.none() | _texts,
+        st.none() | st.text(min_size=1, max_size=60),
+    ),
+)
+def test_a_message_is_encoded_as_pika_encodes_it(channel_number: int, exchange: str, message: Outgoing) -> None:
+    expected = written_by_pika(channel_number, exchange, message)
+
+    assert message.frames(channel_number, exchange, MAX_FRAME_BODY) == expected

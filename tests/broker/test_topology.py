@@ -1,27 +1,34 @@
-"""Tests what `init` creates and prints, and which faults prevent `run` from starting."""
+"""What `init` creates and prints, which faults prevent `run` from starting, and what each user may do."""
 
 from __future__ import annotations
 
+import base64
+import http.client
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
 
-from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare, depths, difference, verify
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.faults import ACCESS_REFUSED, ChannelClosed
+from dispatcher.broker.inspection import find_faults
+from dispatcher.broker.management import Management
+from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare, depths, difference, users_of, verify
 from dispatcher.config import load
+from dispatcher.dev.servers import Servers
 from dispatcher.errors import TopologyError
 from tests.broker.rabbit import Operator, Rabbit
+from tests.waiting import DEADLINE_SECONDS
 
 
-def test_all_names_come_from_the_settings() -> None:
-    settings = load({"DISPATCHER_QUEUE": "a.send", "DISPATCHER_DLQ": "a.dlq", "DISPATCHER_QUEUE_TYPE": "classic"})
+def test_all_names_come_from_the_settings_and_each_lane_has_a_send_queue_that_dead_letters_to_the_one_dlq() -> None:
+    given = {"QUEUE": "q", "DLQ": "dlq", "LANES": "otp, normal", "QUEUE_TYPE": "classic"}
+    topology = Topology.of(load({f"DISPATCHER_{name}": value for name, value in given.items()}))
 
-    assert Topology.of(settings) == Topology("email.dispatcher", "a.send", "a.dlq", "classic")
-
-
-def test_each_lane_of_the_settings_has_a_send_queue_that_dead_letters_to_the_one_dlq() -> None:
-    topology = Topology.of(load({"DISPATCHER_QUEUE": "q", "DISPATCHER_DLQ": "dlq", "DISPATCHER_LANES": "otp, normal"}))
-
+    assert topology == Topology("email.dispatcher", "q", "dlq", "classic", lanes=("otp", "normal"))
     assert topology.send_queues == {"otp": "q.otp", "normal": "q"}
     assert topology.queues == ("dlq", "q.otp", "q")
     assert topology.arguments("q.otp") == topology.arguments("q")
@@ -87,16 +94,16 @@ async def test_a_queue_with_different_arguments_is_refused_with_the_difference(
     await rabbit.delete_queue(other.dlq)
 
 
-async def test_a_queue_without_dead_lettering_is_refused(amqp_url: str, undeclared: Topology, rabbit: Rabbit) -> None:
-    await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
-
-    with pytest.raises(TopologyError, match=f"queue {undeclared.queue}, with different arguments: x-.* is not set"):
-        await declare(amqp_url, undeclared)
-
-
-async def test_an_exchange_of_another_type_is_refused(amqp_url: str, undeclared: Topology) -> None:
+async def test_other_arguments_and_an_exchange_of_another_type_are_refused(
+    amqp_url: str, undeclared: Topology, rabbit: Rabbit
+) -> None:
     with pytest.raises(TopologyError, match=r"exchange amq\.fanout.*: type is 'fanout', we need 'direct'"):
         await declare(amqp_url, replace(undeclared, exchange="amq.fanout"))
+
+    await rabbit.delete_queue(undeclared.queue)
+    await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
+    with pytest.raises(TopologyError, match=f"queue {undeclared.queue}, with different arguments: x-.* is not set"):
+        await declare(amqp_url, undeclared)
 
 
 async def test_a_missing_object_is_named_with_the_remedy(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
@@ -127,21 +134,109 @@ async def test_depths_count_ready_messages(amqp_url: str, topology: Topology, ra
     assert found == {**dict.fromkeys(topology.queues, 0), topology.queue: 3}
 
 
-async def test_a_user_who_may_not_configure_can_verify_but_not_declare(
-    amqp_url: str, topology: Topology, operator: Operator
-) -> None:
-    user = topology.exchange
-    own = r"test\..*"
-    operator.set_permissions(user, "pässword", read=own, write=own)
-    parts = urlsplit(amqp_url)
-    url = urlunsplit(parts._replace(netloc=f"{user}:p%C3%A4ssword@{parts.netloc.rpartition('@')[2]}"))
-
-    await verify(url, topology)
-    with pytest.raises(TopologyError, match="does not allow this user to declare exchange"):
-        await declare(url, topology)
-
-    operator.delete_user(user)
-
-
 def test_an_unknown_form_of_refusal_is_passed_on() -> None:
     assert difference("PRECONDITION_FAILED - something new") == "PRECONDITION_FAILED - something new"
+
+
+# Each recommended RabbitMQ user has exactly the permissions for its work.
+PASSWORD = "only-für-this-test"
+Act = Callable[[Rabbit, Topology], Awaitable[object]]
+ACTS: dict[str, Act] = {
+    "publish": lambda rabbit, ours: rabbit.publish(ours.queue, b"{}", exchange=ours.exchange),
+    "publish to the DLQ": lambda rabbit, ours: rabbit.publish(ours.dlq, b"{}", exchange=ours.exchange),
+    "publish without an exchange": lambda rabbit, ours: rabbit.publish(ours.dlq, b"{}"),
+    "publish to another exchange": lambda rabbit, ours: rabbit.publish(ours.dlq, b"{}", exchange="amq.direct"),
+    "take": lambda rabbit, ours: rabbit.take(ours.queue),
+    "take from the DLQ": lambda rabbit, ours: rabbit.take(ours.dlq),
+    "bind": lambda rabbit, ours: rabbit.bind_queue(ours.queue, ours.exchange),
+    "bind the DLQ": lambda rabbit, ours: rabbit.bind_queue(ours.dlq, ours.exchange),
+    "bind to another exchange": lambda rabbit, ours: rabbit.bind_queue(ours.queue, "amq.direct"),
+    "declare a longer name": lambda rabbit, ours: rabbit.declare_queue(f"{ours.dlq}.x"),
+    "declare a name that ends in ours": lambda rabbit, ours: rabbit.declare_queue(f"x.{ours.dlq}"),
+    "declare a similar name": lambda rabbit, ours: rabbit.declare_queue(ours.dlq.replace(".", "-")),
+    "delete another queue": lambda rabbit, ours: rabbit.delete_queue(f"{ours.dlq}.x"),
+    "delete": lambda rabbit, ours: rabbit.delete_queue(ours.send_queues["bulk"]),
+}
+PRODUCES = {"publish", "publish to the DLQ"}
+WORKS = PRODUCES | {"take", "take from the DLQ", "bind", "bind the DLQ"}
+
+
+class Account:
+    """A user with the permissions of one role, on the real RabbitMQ."""
+
+    def __init__(self, servers: Servers, operator: Operator, topology: Topology, role: str) -> None:
+        (user,) = [user for user in users_of(topology) if user.role == role]
+        self.name = f"test-{role}-{secrets.token_hex(4)}"
+        permissions = {"configure": user.configure, "write": user.write, "read": user.read}
+        operator.set_permissions(self.name, PASSWORD, tags=user.tags, **permissions)
+        self.amqp_url = self._as_user(servers.amqp_url)
+        self.management_url = self._as_user(servers.management_url)
+
+    def _as_user(self, url: str) -> str:
+        parts = urlsplit(url)
+        return urlunsplit(parts._replace(netloc=f"{self.name}:{quote(PASSWORD)}@{parts.netloc.rpartition('@')[2]}"))
+
+    def http_status(self, method: str, path: str, fields: object = None) -> int:
+        """The HTTP status of the management API's response to this user."""
+        parts = urlsplit(self.management_url)
+        credentials = base64.b64encode(f"{self.name}:{PASSWORD}".encode()).decode()
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+        try:
+            body = None if fields is None else json.dumps(fields)
+            connection.request(method, path, body=body, headers={"Authorization": f"Basic {credentials}"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> Iterator[dict[str, Account]]:
+    """One RabbitMQ user per role, deleted after the test."""
+    made = {user.role: Account(servers, operator, topology_names, user.role) for user in users_of(topology_names)}
+    yield made
+    for account in made.values():
+        operator.delete_user(account.name)
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [("producer", PRODUCES), ("worker", WORKS), ("operator", WORKS | {"delete"}), ("probe", set())],
+)
+async def test_each_user_may_do_its_work_and_nothing_else(
+    accounts: dict[str, Account], undeclared: Topology, role: str, allowed: set[str]
+) -> None:
+    account, done = accounts[role], set()
+    await declare(accounts["operator"].amqp_url, undeclared)
+    if role != "operator":
+        with pytest.raises(TopologyError, match="does not allow this user to declare exchange"):
+            await declare(account.amqp_url, undeclared)
+    await verify(account.amqp_url, undeclared)  # which needs no permission
+    async with await open_connection(account.amqp_url, name="test") as connection:
+        rabbit = Rabbit(connection)
+        for name, act in ACTS.items():
+            try:
+                await act(rabbit, undeclared)
+                done.add(name)
+            except ChannelClosed as fault:
+                if fault.code != ACCESS_REFUSED:
+                    raise
+
+    assert done == allowed
+
+
+async def test_only_a_probe_may_read_reports_and_it_may_change_nothing(
+    accounts: dict[str, Account], topology: Topology
+) -> None:
+    probe = accounts["probe"]
+    management = Management(probe.management_url, timeout_seconds=DEADLINE_SECONDS)
+    assert await management.version()
+    assert await find_faults(management, topology) == []
+    assert await management.queue(topology.dlq) is not None
+
+    dlq = f"/api/queues/%2F/{quote(topology.dlq, safe='')}"
+    taking = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    assert probe.http_status("DELETE", dlq) in (401, 403)
+    assert probe.http_status("DELETE", f"{dlq}/contents") in (400, 401, 403)
+    assert probe.http_status("POST", f"{dlq}/get", taking) in (400, 401, 403)
+    assert probe.http_status("PUT", "/api/users/x", {"password": "x", "tags": ""}) in (401, 403)
+    assert {accounts[role].http_status("GET", "/api/queues") for role in ("producer", "worker", "operator")} == {401}

@@ -29,8 +29,6 @@ ANN: Final = "ann@example.org"
 
 
 class SendGridKey:
-    """A key pair of an event webhook."""
-
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
 
@@ -41,14 +39,12 @@ class SendGridKey:
         return base64.b64encode(der).decode()
 
     def headers(self, body: bytes, timestamp: float | None = None) -> dict[str, str]:
-        """The headers with the signature of a body."""
         seconds = str(int(time.time() if timestamp is None else timestamp))
         signature = self._key.sign(seconds.encode() + body, ec.ECDSA(SHA256()))
         return {SIGNATURE_HEADER: base64.b64encode(signature).decode(), TIMESTAMP_HEADER: seconds}
 
 
 def sendgrid_event(email_id: UUID | str, event: str = "delivered", **more: Any) -> dict[str, Any]:
-    """An event as SendGrid reports it."""
     return {
         "email": ANN,
         "timestamp": int(AT.timestamp()),
@@ -79,7 +75,6 @@ def ses_event(email_id: UUID | str | None, kind: str = "Delivery", name: str = "
 
 
 def delivery(email_id: UUID | str) -> Any:
-    """A notice that SES delivered an email."""
     facts = {"timestamp": "2026-11-23T12:00:01Z", "recipients": [ANN], "smtpResponse": "250 2.6.0 Message received"}
     return ses_event(email_id, delivery=facts)
 
@@ -104,7 +99,6 @@ class Sns:
         self.pem = self.certificate()
 
     def certificate(self, begins_at: datetime | None = None, days: int = 30) -> bytes:
-        """A certificate of the key."""
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sns.amazonaws.com")])
         begins_at = begins_at or datetime.now(UTC) - timedelta(days=1)
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(self._key.public_key())
@@ -112,7 +106,6 @@ class Sns:
         return builder.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
 
     async def fetch(self, url: str) -> HttpResponse:
-        """Answers a GET request."""
         self.fetched.append(url)
         if self.is_down:
             raise SourceUnavailable("Amazon SNS does not respond.")
@@ -139,7 +132,6 @@ class Sns:
         return {**given, "Signature": self.signature(given, version)}
 
     def subscription(self, **fields: Any) -> dict[str, Any]:
-        """A signed request to confirm a subscription."""
         more = {
             "Type": "SubscriptionConfirmation",
             "Token": "2336412f37fb687f5d51",
@@ -148,7 +140,6 @@ class Sns:
         return self.message("You have chosen to subscribe to the topic.", **{**more, **fields})
 
     def signature(self, given: Mapping[str, Any], version: str) -> str:
-        """The signature of a message."""
         names = {"Message", "MessageId", "Timestamp", "TopicArn", "Type"}
         names |= {"Subject"} if given["Type"] == "Notification" else {"SubscribeURL", "Token"}
         lines = "".join(f"{name}\n{given[name]}\n" for name in sorted(names) if name in given)
@@ -157,5 +148,4 @@ class Sns:
 
 
 def dumped(value: Any) -> bytes:
-    """A request body."""
     return orjson.dumps(value)

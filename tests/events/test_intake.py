@@ -1,332 +1,592 @@
-"""Events are stored once; each proves that the provider accepted its email, whatever the email's status."""
+"""Events are stored once; each proves that the provider accepted its email, whatever the email's status. Bounces,
+complaints and unsubscriptions suppress their recipients. An event that proves less than it says changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import psycopg
 import pytest
 
+from dispatcher.config import Settings, load
 from dispatcher.domain.address import mailbox_provider_of
-from dispatcher.domain.email_id import new_email_ids
+from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
-from dispatcher.domain.status import Status
-from dispatcher.domain.suppression import SuppressionRules
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.suppression import SuppressionReason, SuppressionRules
 from dispatcher.errors import StoreBusy, StoreUnavailable
-from dispatcher.events.intake import EventIntake, Stored
-from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.events.intake import BATCH, EventBatcher, EventIntake, Stored, suppression_rules
+from dispatcher.ops.email_history import find_history
+from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.events import EventRow, store_events
-from dispatcher.store.leases import LeaseStore
-from dispatcher.store.outbox import Outbox
+from tests.events.requests import ANN, AT
+from tests.events.scene import Recorder, Scene, event
+from tests.relay.running import Start
 from tests.store.books import Books
 from tests.store.results import result
-from tests.store.suppressing import hasher_of
+from tests.store.suppressing import hasher_of, suppress, unsuppress
 from tests.waiting import until
 
-AT = datetime(2026, 11, 23, 12, tzinfo=UTC)
+BOB: Final = "bob@example.org"
+CEM: Final = "cem@example.org"
 
 
-def event(email_id: UUID, kind: EventKind = EventKind.DELIVERED, **fields: Any) -> ProviderEvent:
-    """An event that SendGrid reported about the only recipient."""
-    given = {"provider": "sendgrid", "happened_at": AT, "recipient": "ann@example.org"}
-    return ProviderEvent(email_id=email_id, kind=kind, **{**given, **fields})
+async def test_an_event_is_stored_without_the_address(scene: Scene) -> None:
+    (email_id,) = scene.books.enqueue_tried()
 
+    stored = await scene.tell(event(email_id, Bounce.HARD, code="5.1.1", detail=f"{ANN}: no such user"))
 
-async def make(books: Books, store: LeaseStore, status: Status, *, provider: str = "sendgrid", **fields: Any) -> UUID:
-    """An email with this status, as a worker records it after an attempt with this provider."""
-    if status is Status.PENDING:
-        return books.enqueue_tried(**fields)[0]
-    email_id = books.enqueue_one(**fields)
-    (lease,) = await store.lease(books.keys([email_id]), 60)
-    if status is not Status.SENDING:
-        error = "The connection was lost."
-        await store.record([result(lease, status, provider=provider, error_type="outcome_unknown", error=error)])
-    return email_id
-
-
-async def test_an_event_is_stored_without_the_address(intake: EventIntake, books: Books) -> None:
-    (email_id,) = books.enqueue_tried()
-    bounced = event(
-        email_id, EventKind.BOUNCED, bounce=Bounce.HARD, code="5.1.1", detail="ann@example.org: no such user"
-    )
-
-    assert await intake.store([bounced]) == Stored(new=1, settled=1)
-
-    (row,) = books.select("select * from email_event")
+    assert stored == Stored(new=1, settled=1)
+    (row,) = scene.books.select("select * from email_event")
     assert (row["email_id"], row["provider"], row["kind"], row["bounce"]) == (email_id, "sendgrid", "bounced", "hard")
     assert (row["code"], row["detail"], row["happened_at"]) == ("5.1.1", "<address>: no such user", AT)
     assert len(row["address_hash"]) == 16
 
 
-async def test_repeated_events_and_events_of_unknown_emails_are_counted_and_left_out(
-    intake: EventIntake, books: Books
-) -> None:
-    (email_id,) = books.enqueue_tried()
+async def test_repeated_events_and_events_of_unknown_emails_are_counted_and_left_out(scene: Scene) -> None:
+    (email_id,) = scene.books.enqueue_tried()
     delivered, opened = event(email_id), event(email_id, EventKind.OPENED)
-    (unknown,) = new_email_ids(1)
-    await intake.store([delivered])
+    await scene.tell(delivered)
 
-    assert await intake.store([opened, event(unknown), delivered, opened]) == Stored(new=1, duplicates=2, unknown=1)
-    assert books.count("email_event") == 2
+    stored = await scene.tell(opened, event(new_email_id()), delivered, opened)
+
+    assert stored == Stored(new=1, duplicates=2, unknown=1)
+    assert scene.books.count("email_event") == 2
 
 
 @pytest.mark.parametrize("status", ["pending", "waiting", "sending", "failed", "held"])
-async def test_an_event_about_an_email_that_was_delivered_in_part_does_not_settle_it(
-    intake: EventIntake, books: Books, status: str
-) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, status=status, recipient_outcomes='{"1": null}')
+async def test_an_event_about_an_email_that_was_delivered_in_part_does_not_settle_it(scene: Scene, status: str) -> None:
+    email_id = scene.books.enqueue_one()
+    scene.books.change(email_id, status=status, recipient_outcomes='{"1": null}')
 
-    await intake.store([event(email_id)])
+    await scene.tell(event(email_id))
 
-    row = books.row(email_id)
-    assert (row["status"], row["proven_by"], books.count("email_event")) == (status, None, 1)
+    row = scene.books.row(email_id)
+    assert (row["status"], row["proven_by"], scene.books.count("email_event")) == (status, None, 1)
 
 
-async def test_new_events_are_counted_by_the_recipients_mailbox_provider(books: Books, pool: Pool) -> None:
-    (email_id,) = books.enqueue_tried(to=["ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org"])
-    bounced = [
-        event(email_id, EventKind.BOUNCED, bounce=Bounce.HARD, recipient=each)
-        for each in ("ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org", None)
-    ]
-    rows = [EventRow.of(each, hasher_of(books.connection)) for each in bounced]
+async def test_new_events_are_counted_by_the_recipients_mailbox_provider(scene: Scene) -> None:
+    to = ["ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org"]
+    (email_id,) = scene.books.enqueue_tried(to=to)
+    hasher = hasher_of(scene.books.connection)
+    rows = [EventRow.of(event(email_id, Bounce.HARD, recipient=each), hasher) for each in (*to, None)]
 
-    stored = await store_events(pool, [*rows, rows[0]], SuppressionRules())
-    again = await store_events(pool, rows, SuppressionRules())
+    stored = await store_events(scene.pool, [*rows, rows[0]], SuppressionRules())
+    again = await store_events(scene.pool, rows, SuppressionRules())
 
-    assert {each.mailbox: (each.new, each.duplicates) for each in stored} == {
-        "gmail": (1, 1),
-        "microsoft": (1, 0),
-        "other": (1, 0),
-        "unknown": (1, 0),
-    }
-    assert {each.mailbox: (each.new, each.duplicates) for each in again} == dict.fromkeys(
-        ("gmail", "microsoft", "other", "unknown"), (0, 1)
-    )
+    counts = {each.mailbox: (each.new, each.duplicates) for each in stored}
+    assert counts == {"gmail": (1, 1), "microsoft": (1, 0), "other": (1, 0), "unknown": (1, 0)}
+    assert {each.mailbox: (each.new, each.duplicates) for each in again} == dict.fromkeys(counts, (0, 1))
 
 
 @pytest.mark.parametrize(
-    ("address", "company"),
+    ("domain", "company"),
     [
-        ("ann@googlemail.com", "gmail"),
-        ("ann@hotmail.fr", "microsoft"),
-        ("ann@live.com.mx", "microsoft"),
-        ("ann@live.example.com", "other"),
-        ("ann@yahoo.co.jp", "yahoo"),
-        ("ann@aol.com", "yahoo"),
-        ("ann@icloud.com", "apple"),
-        ("ann@notgmail.com", "other"),
-        (None, "unknown"),
+        ("googlemail.com", "gmail"), ("hotmail.fr", "microsoft"), ("live.com.mx", "microsoft"),
+        ("live.example.com", "other"), ("yahoo.co.jp", "yahoo"), ("aol.com", "yahoo"), ("icloud.com", "apple"),
+        ("notgmail.com", "other"), (None, "unknown"),
     ],
-)
-def test_an_address_belongs_to_one_of_few_mailbox_providers(address: str | None, company: str) -> None:
-    assert mailbox_provider_of(address) == company
+)  # fmt: skip
+def test_an_address_belongs_to_one_of_few_mailbox_providers(domain: str | None, company: str) -> None:
+    assert mailbox_provider_of(domain and f"ann@{domain}") == company
 
 
-async def test_no_events_need_no_database(intake: EventIntake, pool: Pool) -> None:
-    await pool.close()
+async def test_no_events_need_no_database(scene: Scene) -> None:
+    await scene.pool.close()
 
-    assert await intake.store([]) == Stored()
+    assert await scene.tell() == Stored()
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.FAILED, Status.HELD])
-@pytest.mark.parametrize("kind", [EventKind.ACCEPTED, EventKind.BOUNCED, EventKind.CLICKED])
-async def test_an_event_proves_that_an_unsent_email_was_sent(
-    intake: EventIntake, books: Books, store: LeaseStore, status: Status, kind: EventKind
+async def test_an_event_of_any_kind_proves_that_an_unsent_email_was_sent(scene: Scene, status: Status) -> None:
+    kinds: Sequence[EventKind | Bounce] = EventKind.ACCEPTED, Bounce.SOFT, EventKind.CLICKED
+    emails = [await scene.make(status) for _ in kinds]
+
+    assert await scene.tell(*map(event, emails, kinds)) == Stored(new=3, settled=3)
+
+    for row in scene.books.rows():
+        assert (row["status"], row["provider"], row["proven_by"]) == ("sent", "sendgrid", "sendgrid")
+        assert row["sent_at"] is not None
+        assert (row["publish_due_at"], row["dead_letter_due_at"], row["error_type"]) == (None, None, None)
+    assert scene.books.hourly()["accepted"] == 3
+    acts = scene.seen("actor, action, detail->>'from', detail->>'to'", "operator_audit")
+    assert acts == [("evidence:sendgrid", "settle", status, "sent")] * 3
+
+
+async def test_the_relay_settles_emails_that_a_worker_recorded_after_the_event(
+    scene: Scene, start: Start, settings: Settings
 ) -> None:
-    email_id = await make(books, store, status)
-    bounce = Bounce.SOFT if kind is EventKind.BOUNCED else None
+    leases = await scene.lease(*scene.books.enqueue(3))
+    await scene.tell(*(event(lease.email_id) for lease in leases))
+    then = Status.HELD, Status.FAILED, Status.PENDING
+    await scene.store.record([result(lease, status) for lease, status in zip(leases, then, strict=True)])
 
-    assert await intake.store([event(email_id, kind, bounce=bounce)]) == Stored(new=1, settled=1)
+    await start(settings)
 
-    row = books.row(email_id)
-    assert (row["status"], row["provider"], row["proven_by"]) == ("sent", "sendgrid", "sendgrid")
-    assert row["sent_at"] is not None
-    assert (row["publish_due_at"], row["dead_letter_due_at"], row["error_type"]) == (None, None, None)
-    assert books.hourly()["accepted"] == 1
-    (act,) = books.select("select actor, action, detail from operator_audit")
-    assert (act["actor"], act["action"]) == ("evidence:sendgrid", "settle")
-    assert (act["detail"]["from"], act["detail"]["to"]) == (status, "sent")
+    await until(lambda: scene.books.statuses() == {"sent": 3})
+    assert scene.books.count("operator_audit") == 3
 
 
-async def test_an_event_changes_nothing_about_a_sent_email(
-    intake: EventIntake, books: Books, store: LeaseStore
+async def test_a_marked_email_is_never_leased(scene: Scene) -> None:
+    email_id = scene.books.enqueue_one()
+    scene.books.change(email_id, proven_by="sendgrid")
+
+    assert await scene.lease(email_id) == []
+    assert await scene.store.lease_without_content(email_id, scene.books.key(email_id), 60) is None
+    assert (await scene.store.find_unleased([email_id]))[email_id].is_left_out
+
+
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [(EventKind.ACCEPTED, "failed"), (EventKind.REJECTED, "failed"), (EventKind.DELIVERED, "sent")],
+)
+async def test_a_held_email_that_the_provider_dropped_fails_and_only_a_delivery_revives_it(
+    scene: Scene, later: EventKind, status: str
 ) -> None:
-    email_id = await make(books, store, Status.SENT)
-    before = books.row(email_id)
+    email_id = await scene.make(Status.HELD)
+    scene.books.change(email_id, dead_letter_due_at=None)
 
-    assert await intake.store([event(email_id)]) == Stored(new=1)
-    assert books.row(email_id) == before
+    stored = await scene.tell(event(email_id, EventKind.REJECTED, code="550", detail="Bounced Address"))
 
-
-@pytest.mark.parametrize("status", [Status.SENT, Status.PENDING, Status.FAILED, Status.HELD])
-async def test_an_event_during_a_lease_waits_for_the_worker_and_then_settles_the_email(
-    intake: EventIntake, books: Books, store: LeaseStore, tables_url: str, status: Status
-) -> None:
-    email_id = books.enqueue_one()
-    (lease,) = await store.lease(books.keys([email_id]), 60)
-
-    assert await intake.store([event(email_id)]) == Stored(new=1)
-    assert books.status(email_id) == "sending"
-
-    assert await store.record([result(lease, status)]) == {email_id}
-    assert await store.lease(books.keys([email_id]), 60) == []
-    async with await connect_async(tables_url, name="test relay") as session:
-        await Outbox(session).settle_proven(10)
-    assert books.status(email_id) == "sent"
-    assert books.count("operator_audit") == (status is not Status.SENT)
-
-
-async def test_a_marked_email_is_never_leased(intake: EventIntake, books: Books, store: LeaseStore) -> None:
-    email_id = books.enqueue_one()
-    books.change(email_id, proven_by="sendgrid")
-
-    assert await store.lease(books.keys([email_id]), 60) == []
-    assert await store.lease_without_content(email_id, books.key(email_id), 60) is None
-    assert (await store.find_unleased([email_id]))[email_id].is_left_out
-
-
-async def test_a_released_email_is_not_sent_again_after_an_event(
-    intake: EventIntake, books: Books, store: LeaseStore
-) -> None:
-    email_id = await make(books, store, Status.HELD)
-    books.change(email_id, status="pending", publish_due_at=AT)
-
-    assert (await intake.store([event(email_id)])).settled == 1
-    assert await store.lease(books.keys([email_id]), 60) == []
-    assert books.status(email_id) == "sent"
-
-
-async def test_a_held_email_that_the_provider_dropped_fails(
-    intake: EventIntake, books: Books, store: LeaseStore
-) -> None:
-    email_id = await make(books, store, Status.HELD)
-    books.change(email_id, dead_letter_due_at=None)
-
-    stored = await intake.store([event(email_id, EventKind.REJECTED, code="550", detail="Bounced Address")])
-
-    row = books.row(email_id)
+    row = scene.books.row(email_id)
     assert stored == Stored(new=1, settled=1)
     assert (row["status"], row["error_type"], row["proven_by"]) == ("failed", "dropped_by_provider", None)
     assert row["last_error"] == "The provider accepted the email, then dropped it: 550 Bounced Address"
     assert row["dead_letter_due_at"] is not None
-
-
-async def test_a_dropped_email_may_be_sent_again(intake: EventIntake, books: Books, store: LeaseStore) -> None:
-    (email_id,) = books.enqueue_tried()
-    books.change(email_id, publish_due_at=None)
-
-    assert await intake.store([event(email_id, EventKind.REJECTED)]) == Stored(new=1)
-
-    assert books.row(email_id)["publish_due_at"] is not None
-    (lease,) = await store.lease(books.keys([email_id]), 60)
-    assert lease.email_id == email_id
-
-
-@pytest.mark.parametrize("later", [EventKind.ACCEPTED, EventKind.REJECTED])
-async def test_a_late_acceptance_does_not_revive_a_dropped_email(
-    intake: EventIntake, books: Books, store: LeaseStore, later: EventKind
-) -> None:
-    email_id = await make(books, store, Status.HELD)
-    await intake.store([event(email_id, EventKind.REJECTED)])
-
-    assert (await intake.store([event(email_id, later, happened_at=AT + timedelta(seconds=1))])).settled == 0
-    assert books.status(email_id) == "failed"
-    assert books.row(email_id)["proven_by"] is None
-
-
-async def test_a_delivery_proves_that_a_dropped_email_was_sent(
-    intake: EventIntake, books: Books, store: LeaseStore
-) -> None:
-    email_id = await make(books, store, Status.HELD)
-    await intake.store([event(email_id, EventKind.REJECTED)])
-
-    await intake.store([event(email_id, EventKind.DELIVERED)])
-
-    assert books.status(email_id) == "sent"
-
-
-async def test_an_email_is_sent_if_only_one_of_several_recipients_was_dropped(
-    intake: EventIntake, books: Books, store: LeaseStore
-) -> None:
-    both = ["ann@example.org", "bob@example.org"]
-    one_dropped = await make(books, store, Status.HELD, to=both)
-    all_dropped = await make(books, store, Status.HELD, to=both)
-    whole_dropped = await make(books, store, Status.HELD, to=both)
-
-    await intake.store(
-        [
-            event(one_dropped, EventKind.REJECTED),
-            *(event(all_dropped, EventKind.REJECTED, recipient=address) for address in both),
-            event(whole_dropped, EventKind.REJECTED, recipient=None),
-        ]
+    assert (await scene.tell(event(email_id, later, happened_at=AT + timedelta(seconds=1)))).settled == (
+        status == "sent"
     )
+    row = scene.books.row(email_id)
+    assert (row["status"], row["proven_by"]) == (status, "sendgrid" if status == "sent" else None)
 
-    statuses = [books.status(email_id) for email_id in (one_dropped, all_dropped, whole_dropped)]
-    assert statuses == ["sent", "failed", "failed"]
+
+async def test_a_dropped_email_may_be_sent_again(scene: Scene) -> None:
+    (email_id,) = scene.books.enqueue_tried()
+    scene.books.change(email_id, publish_due_at=None)
+
+    assert await scene.tell(event(email_id, EventKind.REJECTED)) == Stored(new=1)
+
+    assert scene.books.row(email_id)["publish_due_at"] is not None
+    assert [lease.email_id for lease in await scene.lease(email_id)] == [email_id]
 
 
-async def test_events_of_other_emails_are_stored_while_a_row_is_locked(books: Books, tables_url: str) -> None:
-    locked, free = books.enqueue_tried(2)
-    pool = make_pool(tables_url, name="intake", size=1, lock_seconds=0.2)
+async def test_an_email_is_sent_if_only_one_of_several_recipients_was_dropped(scene: Scene) -> None:
+    one, each, whole = [await scene.make(Status.HELD, to=[ANN, BOB]) for _ in range(3)]
+    dropped = [(one, ANN), (each, ANN), (each, BOB), (whole, None)]
+
+    await scene.tell(*(event(email_id, EventKind.REJECTED, recipient=address) for email_id, address in dropped))
+
+    assert [scene.books.status(email_id) for email_id in (one, each, whole)] == ["sent", "failed", "failed"]
+
+
+async def test_events_of_other_emails_are_stored_while_a_row_is_locked(scene: Scene) -> None:
+    locked, free = scene.books.enqueue_tried(2)
+    pool = make_pool(scene.url, name="intake", size=1, lock_seconds=0.2)
     await pool.open()
     events = [event(locked), event(free)]
-    with psycopg.connect(tables_url) as other:
+    with psycopg.connect(scene.url) as other:
         Books(other).lock(locked)
 
         with pytest.raises(StoreBusy, match="1 emails"):
             await EventIntake(pool, SuppressionRules()).store(events)
-        assert (books.status(locked), books.status(free)) == ("pending", "sent")
+        assert (scene.books.status(locked), scene.books.status(free)) == ("pending", "sent")
 
     assert await EventIntake(pool, SuppressionRules()).store(events) == Stored(new=1, duplicates=1, settled=1)
     await pool.close()
 
 
-async def test_one_event_that_postgresql_refuses_does_not_stop_the_others(intake: EventIntake, books: Books) -> None:
-    bad, good = books.enqueue_tried(2)
+async def test_one_event_that_postgresql_refuses_does_not_stop_the_others(scene: Scene) -> None:
+    bad, good = scene.books.enqueue_tried(2)
 
-    stored = await intake.store([event(bad, provider="nul\0"), event(good)])
-
-    assert stored == Stored(new=1, settled=1)
-    assert (books.status(bad), books.status(good)) == ("pending", "sent")
+    assert await scene.tell(event(bad, provider="nul\0"), event(good)) == Stored(new=1, settled=1)
+    assert (scene.books.status(bad), scene.books.status(good)) == ("pending", "sent")
 
 
-async def test_no_event_is_left_out_if_the_statement_itself_is_at_fault(intake: EventIntake, books: Books) -> None:
-    events = [event(email_id) for email_id in books.enqueue_tried(2)]
-    books.connection.execute("alter table email_event alter column detail type integer using null")
+async def test_no_event_is_left_out_if_the_statement_itself_is_at_fault(scene: Scene) -> None:
+    events = [event(email_id) for email_id in scene.books.enqueue_tried(2)]
+    scene.books.connection.execute("alter table email_event alter column detail type integer using null")
     try:
         with pytest.raises(StoreUnavailable, match="42804"):
-            await intake.store(events)
+            await scene.tell(*events)
     finally:
-        books.connection.execute("alter table email_event alter column detail type text using null")
+        scene.books.connection.execute("alter table email_event alter column detail type text using null")
 
-    assert await intake.store(events) == Stored(new=2, settled=2)
+    assert await scene.tell(*events) == Stored(new=2, settled=2)
 
 
-async def test_intakes_that_store_the_same_events_at_once_do_not_deadlock(
-    intake: EventIntake, books: Books, store: LeaseStore
-) -> None:
-    email_ids = books.enqueue_tried(50)
-    events = [event(email_id) for email_id in email_ids]
+async def test_intakes_that_store_the_same_events_at_once_do_not_deadlock(scene: Scene) -> None:
+    events = [event(email_id) for email_id in scene.books.enqueue_tried(50)]
 
-    parts = await asyncio.gather(intake.store(events), intake.store(events[::-1]))
+    parts = await asyncio.gather(scene.tell(*events), scene.tell(*events[::-1]))
 
     assert sum(part.new for part in parts) == 50
-    assert books.statuses() == {"sent": 50}
-    assert books.hourly()["accepted"] == 50
+    assert scene.books.statuses() == {"sent": 50}
+    assert scene.books.hourly()["accepted"] == 50
 
 
-async def test_an_event_waits_for_a_record_in_progress_and_then_changes_nothing(
-    intake: EventIntake, books: Books, store: LeaseStore, tables_url: str
-) -> None:
-    email_id = await make(books, store, Status.SENDING)
-    with psycopg.connect(tables_url) as recording:
+async def test_an_event_waits_for_a_record_in_progress_and_then_changes_nothing(scene: Scene) -> None:
+    email_id = await scene.make(Status.SENDING)
+    with psycopg.connect(scene.url) as recording:
         recording.execute("update email_log set status = 'sent', sent_at = now() where email_id = %s", [email_id])
-        storing = asyncio.create_task(intake.store([event(email_id)]))
-        await until(lambda: books.waiting_for_a_lock("worker-1"))
+        storing = asyncio.create_task(scene.tell(event(email_id)))
+        await until(lambda: scene.books.waiting_for_a_lock("worker-1"))
 
     assert await storing == Stored(new=1)
-    assert books.row(email_id)["proven_by"] is None
+    assert scene.books.row(email_id)["proven_by"] is None
+
+
+# Events that prove less than they say.
+MakeEmail = Callable[[Scene], Awaitable[UUID]]
+
+
+def tried(then: Status, *providers: str, **changes: Any) -> MakeEmail:
+    """A function that makes an email with a recorded attempt for each provider, then changes its row."""
+
+    async def make_tried(scene: Scene) -> UUID:
+        email_id = await scene.make(then, *providers)
+        if changes:
+            scene.books.change(email_id, **changes)
+        return email_id
+
+    return make_tried
+
+
+def untried(**changes: Any) -> MakeEmail:
+    """A function that makes an email that no worker has leased, then changes its row."""
+
+    async def make_untried(scene: Scene) -> UUID:
+        email_id = scene.books.enqueue_one()
+        if changes:
+            scene.books.change(email_id, **changes)
+        return email_id
+
+    return make_untried
+
+
+async def scheduled(scene: Scene) -> UUID:
+    return scene.books.enqueue_one(send_at=datetime.now(UTC) + timedelta(days=1))
+
+
+async def released(scene: Scene) -> UUID:
+    (lease,) = await scene.lease(scene.books.enqueue_one())
+    await scene.store.release({lease.email_id: lease.token})
+    return lease.email_id
+
+
+async def lost_with_its_host(scene: Scene) -> UUID:
+    email_id = await scene.make(Status.SENDING, "smtp")
+    scene.books.change(email_id, locked_until=datetime.now(UTC) - timedelta(hours=1))
+    async with scene.outbox() as outbox:
+        assert await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+    return email_id
+
+
+async def sent_before_a_promotion(scene: Scene) -> UUID:
+    email_id = scene.books.enqueue_one()
+    scene.books.connection.execute(
+        "insert into relay_timeline (timeline, is_synchronous, uncertain_before) values (2, false, now())"
+    )
+    return email_id
+
+
+IMPOSSIBLE: Final = [
+    untried(),
+    untried(status="cancelled", publish_due_at=None),
+    scheduled,
+    released,
+    tried(Status.FAILED, "twilio", channel="sms"),
+    tried(Status.FAILED, "smtp"),
+    tried(Status.HELD, "ses"),
+    tried(Status.SENT, "smtp"),
+    tried(Status.WAITING, "smtp", "ses"),
+]
+POSSIBLE: Final = [
+    tried(Status.SENDING),
+    lost_with_its_host,
+    sent_before_a_promotion,
+    tried(Status.WAITING, "ses", status="held", was_uncertain=True, wait_until=None),  # held after a restore
+    tried(Status.SENDING, "smtp"),
+    tried(Status.HELD, "sendgrid"),
+    tried(Status.SENT, "sendgrid"),
+    tried(Status.SENT, "sendgrid", "smtp"),
+    tried(Status.FAILED, "smtp", "sendgrid", "ses"),
+]
+
+
+@pytest.mark.parametrize("make_email", IMPOSSIBLE)
+async def test_an_event_about_an_email_that_no_worker_sent_through_the_provider_is_stored_and_changes_nothing(
+    scene: Scene, make_email: MakeEmail
+) -> None:
+    scene.books.connection.execute("update outgoing_feed set is_on = true")
+    email_id = await make_email(scene)
+    before, posts = scene.books.row(email_id), scene.books.count("outgoing_event")
+    kinds = EventKind.DELIVERED, EventKind.COMPLAINED, EventKind.REJECTED
+
+    assert [await scene.tell(event(email_id, kind)) for kind in kinds] == [Stored()] * 3
+    assert [await scene.tell(event(email_id, kind)) for kind in kinds] == [Stored(duplicates=1)] * 3
+
+    assert scene.seen("doubt") == ["impossible"] * 3
+    assert scene.books.row(email_id) == before
+    assert (scene.books.count("suppression"), scene.books.count("outgoing_event")) == (0, posts)
+
+
+@pytest.mark.parametrize("make_email", POSSIBLE)
+async def test_an_event_proves_acceptance_if_an_attempt_may_have_used_the_provider(
+    scene: Scene, make_email: MakeEmail
+) -> None:
+    email_id = await make_email(scene)
+
+    assert (await scene.tell(event(email_id))).new == 1
+
+    row = scene.books.row(email_id)
+    assert row["status"] == "sent" or (row["status"], row["proven_by"]) == ("sending", "sendgrid")
+    assert scene.seen("doubt") == [None]
+
+
+async def test_an_impossible_event_does_not_count_beside_events_of_its_own_and_other_emails(scene: Scene) -> None:
+    unsent = scene.books.enqueue_one()
+    dropped, held = [await scene.make(Status.HELD) for _ in range(2)]
+    possible = event(dropped, EventKind.REJECTED), event(held)
+
+    stored = await scene.tell(event(unsent), event(dropped, provider="ses"), *possible, event(new_email_id()))
+
+    assert stored == Stored(new=2, unknown=1, settled=2)
+    assert [scene.books.status(email_id) for email_id in (unsent, dropped, held)] == ["pending", "failed", "sent"]
+
+
+# Suppressed recipients.
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (Bounce.HARD, "hard_bounce"),
+        (EventKind.COMPLAINED, "complaint"),
+        (EventKind.UNSUBSCRIBED, "unsubscribe"),
+        (Bounce.SOFT, None),
+        (Bounce.BLOCKED, None),
+    ],
+)
+async def test_some_events_suppress_the_recipient_for_ever_without_an_address_in_the_clear(
+    scene: Scene, what: EventKind | Bounce, reason: str | None
+) -> None:
+    emails = scene.books.enqueue_tried(5, tenant_id="shop")
+    events = [event(email_id, what, recipient="Ann <Ann@Example.org>") for email_id in emails]
+
+    await scene.tell(*events)
+
+    hashed = scene.hash(ANN)
+    entry = "shop", hashed, reason, "a•••@example.org", False, None
+    columns = "tenant_id, address_hash, reason, masked, is_domain, expires_at"
+    assert scene.seen(columns, "suppression") == ([entry] if reason else [])
+    sources = {(each.email_id, each.key(hashed)) for each in events}
+    assert set(scene.seen("source_email_id, source_event_key", "suppression")) <= sources
+
+
+async def test_an_event_that_the_provider_repeats_never_brings_a_removed_entry_back(scene: Scene) -> None:
+    bounced = event(scene.books.enqueue_tried()[0], Bounce.HARD)
+    await scene.tell(bounced)
+    unsuppress(scene.books.connection, ANN)
+
+    await scene.tell(bounced)
+
+    assert scene.books.count("suppression") == 0
+
+
+async def test_a_complaint_that_names_several_recipients_of_an_email_suppresses_none(scene: Scene) -> None:
+    (unclear,) = scene.books.enqueue_tried(to=[ANN, BOB])
+    (clear,) = scene.books.enqueue_tried(to=CEM)
+    accused = (unclear, ANN), (unclear, BOB), (clear, CEM)
+
+    await scene.tell(*(event(email_id, EventKind.COMPLAINED, recipient=each) for email_id, each in accused))
+
+    assert scene.seen("masked", "suppression") == ["c•••@example.org"]
+
+
+async def test_an_address_has_one_entry_and_one_that_ends_earlier_is_replaced(scene: Scene) -> None:
+    suppress(scene.books.connection, ANN, expires_in="1 day")
+    suppress(scene.books.connection, BOB)
+    emails = scene.books.enqueue_tried(4, to=[ANN, BOB, CEM])
+    complaints = [
+        event(each, EventKind.COMPLAINED, recipient=to) for each, to in zip(emails, (ANN, BOB, CEM), strict=False)
+    ]
+
+    await scene.tell(*complaints, event(emails[3], Bounce.HARD, recipient=CEM))
+
+    assert scene.seen("masked", "suppression") == [f"{name}•••@example.org" for name in "abc"]
+    reasons = dict(scene.seen("masked, reason", "suppression"))
+    assert (reasons["a•••@example.org"], reasons["b•••@example.org"]) == ("complaint", "hard_bounce")
+    assert scene.seen("expires_at", "suppression") == [None] * 3
+
+
+async def test_only_the_configured_events_suppress_and_an_entry_ends_after_the_configured_days(scene: Scene) -> None:
+    given = {"DATABASE_URL": "postgresql://db/x", "AMQP_URL": "amqp://mq/", "PROVIDERS": "capture"}
+    settings = load({f"DISPATCHER_{name}": value for name, value in given.items()})
+    assert suppression_rules(settings) == SuppressionRules()
+    emails = scene.books.enqueue_tried(2, to=[ANN, BOB])
+    events = event(emails[0], Bounce.HARD), event(emails[1], EventKind.COMPLAINED, recipient=BOB)
+
+    await scene.tell(*events, reasons=frozenset([SuppressionReason.COMPLAINT]), days=30)
+
+    ((masked, reason, lasts),) = scene.seen("masked, reason, expires_at - created_at", "suppression")
+    assert (masked, reason) == ("b•••@example.org", "complaint")
+    assert lasts > timedelta(days=29)
+
+
+async def test_soft_bounces_of_several_emails_suppress_if_that_is_configured(scene: Scene) -> None:
+    emails = scene.books.enqueue_tried(3)
+    twice = event(emails[0], Bounce.SOFT), event(emails[0], Bounce.SOFT, happened_at=AT - timedelta(1))
+    doubtful = [event(each, Bounce.SOFT, provider="smtp") for each in scene.books.enqueue_tried(3, cc=BOB)]
+
+    for events in twice, [event(emails[1], Bounce.SOFT)], doubtful:
+        await scene.tell(*events, soft_bounces=3)
+        assert scene.books.count("suppression") == 0
+    await scene.tell(event(emails[2], Bounce.SOFT), soft_bounces=3)
+
+    assert scene.seen("reason", "suppression") == ["soft_bounce"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "what"),
+    [
+        ("sendgrid", Bounce.HARD),
+        ("ses", EventKind.COMPLAINED),
+        ("twilio", EventKind.UNSUBSCRIBED),
+        ("smtp", Bounce.HARD),
+        ("smtp", EventKind.COMPLAINED),
+    ],
+)
+@pytest.mark.parametrize("has_content", [True, False])
+async def test_an_event_suppresses_only_an_address_to_which_the_email_was_sent(
+    scene: Scene, provider: str, what: EventKind | Bounce, has_content: bool
+) -> None:
+    (email_id,) = scene.books.enqueue_tried(to="Ann <Ann@Example.org>", cc="Ann <ANN@example.org>")
+    if not has_content:
+        scene.books.connection.execute("delete from email_content")
+
+    for each in (BOB, ANN):
+        await scene.tell(event(email_id, what, provider=provider, recipient=each))
+
+    assert scene.seen("masked", "suppression") == ["a•••@example.org"]
+    assert scene.seen("doubt") == ["recipient", None]
+
+
+@pytest.mark.parametrize("others", [{"to": [ANN, BOB]}, {"cc": BOB}, {"bcc": BOB}])
+@pytest.mark.parametrize("what", [Bounce.HARD, EventKind.COMPLAINED])
+async def test_a_message_of_one_of_several_recipients_suppresses_none(
+    scene: Scene, others: dict[str, Any], what: EventKind | Bounce
+) -> None:
+    (email_id,) = scene.books.enqueue_tried(**others)
+
+    for each in (ANN, BOB):
+        await scene.tell(event(email_id, what, provider="smtp", recipient=each))
+
+    assert scene.seen("doubt") == ["recipient"] * 2
+    assert scene.books.count("suppression") == 0
+
+
+# What an operator sees of the events.
+async def test_the_history_shows_events_with_the_recipients_position(scene: Scene) -> None:
+    (email_id,) = scene.books.enqueue_tried(to=[ANN, "Bob <bob@example.org>"], cc=[CEM])
+    await scene.tell(
+        event(email_id, recipient="CEM@example.org"),
+        event(email_id, Bounce.HARD, recipient=BOB, code="5.1.1"),
+        event(email_id, EventKind.OPENED, recipient=None),
+        event(email_id, EventKind.COMPLAINED, recipient="stranger@example.org"),
+    )
+
+    async with await connect_async(scene.url, name="test") as session:
+        story = await find_history(session, email_id)
+        scene.books.connection.execute("delete from email_content")
+        later = await find_history(session, email_id)
+
+    assert story is not None
+    positions = {each.kind: each.recipient for each in story.events}
+    assert positions == {"delivered": 3, "bounced": 2, "opened": None, "complained": None}
+    assert "example.org" not in str(story.events)
+    assert later is not None
+    assert {each.recipient for each in later.events} == {None}
+
+
+async def test_a_reader_without_access_to_addresses_sees_events_without_recipients(scene: Scene) -> None:
+    (email_id,) = scene.books.enqueue_tried()
+    await scene.tell(event(email_id))
+    role = f"reader_{email_id.hex}"
+    tables = "email_log, every_attempt, email_event, operator_audit, email_replay, email_replay_item, domain_limit"
+    with psycopg.connect(scene.url, autocommit=True) as owner:
+        owner.execute(f"create role {role}".encode())
+        try:
+            owner.execute(f"grant select on {tables} to {role}".encode())
+            owner.execute(f"grant usage on schema dispatcher to {role}".encode())
+            async with await connect_async(scene.url, name="test") as session:
+                await session.execute(f"set role {role}".encode())
+                story = await find_history(session, email_id)
+        finally:
+            owner.execute(f"drop owned by {role}".encode())
+            owner.execute(f"drop role {role}".encode())
+
+    assert story is not None
+    assert [each.recipient for each in story.events] == [None]
+
+
+# Concurrent requests share a transaction; a locked email delays only the requests that concern it.
+def events(count: int = 1) -> list[ProviderEvent]:
+    return [event(new_email_id()) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches"),
+    [
+        ([1] * 100, [100]),
+        ([BATCH - 1, 1, 1, 2 * BATCH], [BATCH, 1, 2 * BATCH]),  # a request is never split
+        ([0], []),
+    ],
+)
+async def test_concurrent_requests_share_a_batch_up_to_a_limit(sizes: list[int], batches: list[int]) -> None:
+    sink = Recorder()
+    batcher = EventBatcher(sink)
+
+    await asyncio.gather(*(batcher.store(events(size)) for size in sizes))
+
+    assert [len(batch) for batch in sink.batches] == batches
+
+
+async def test_an_outage_fails_every_request_of_the_batch_and_the_next_batch_is_stored() -> None:
+    sink = Recorder(faults=[StoreUnavailable("away")])
+    batcher = EventBatcher(sink)
+
+    found = await asyncio.gather(*(batcher.store(events()) for _ in range(3)), return_exceptions=True)
+    await batcher.store(events())
+
+    assert [type(each) for each in found] == [StoreUnavailable] * 3
+    assert len(sink.batches) == 1
+
+
+async def test_a_locked_email_fails_only_its_own_request() -> None:
+    locked = events()
+
+    class Locking(Recorder):
+        async def store(self, given: Sequence[ProviderEvent]) -> None:
+            if locked[0] in given:
+                raise StoreBusy("locked")
+
+    storing = map(EventBatcher(Locking()).store, (events(), locked, events()))
+    found = await asyncio.gather(*storing, return_exceptions=True)
+
+    assert [type(each) for each in found] == [type(None), StoreBusy, type(None)]
+
+
+async def test_a_client_that_disconnects_does_not_disturb_the_others() -> None:
+    sink = Recorder()
+    batcher = EventBatcher(sink)
+    leaving, staying = (asyncio.create_task(batcher.store(events())) for _ in range(2))
+    await asyncio.sleep(0)
+
+    leaving.cancel()
+    await staying
+
+    assert len(sink.batches[0]) == 2
+    with pytest.raises(asyncio.CancelledError):
+        await leaving

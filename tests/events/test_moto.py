@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -18,15 +18,15 @@ from moto.server import ThreadedMotoServer
 
 from dispatcher.config import load
 from dispatcher.errors import StoreBusy, StoreUnavailable
+from dispatcher.events.aws import region_in
 from dispatcher.events.contract import EventSink, SourceUnavailable
-from dispatcher.events.intake import EventBatcher, EventIntake
+from dispatcher.events.intake import EventBatcher
 from dispatcher.events.sqs import Queue, QueuePoller, QueuePolling
 from dispatcher.transport.http_response import HttpResponse
 from tests.api.running_api import UNREACHABLE_AMQP_URL, running
-from tests.events.recorder import Recorder
 from tests.events.requests import delivery, ses_event
+from tests.events.scene import Recorder, Scene
 from tests.providers.ses_place import REGION, aws_environment
-from tests.store.books import Books
 from tests.waiting import until
 
 ID: Final = UUID("01938a7e-0000-7000-8000-000000000001")
@@ -34,25 +34,17 @@ ID: Final = UUID("01938a7e-0000-7000-8000-000000000001")
 
 @dataclass(frozen=True)
 class Amazon:
-    """moto's SNS and SQS, with a topic and a queue that is subscribed to it.
+    """moto's SNS and SQS, with a topic and a queue that is subscribed to it."""
 
-    Attributes:
-        url: The URL of moto's server.
-        queue_url: The URL of the queue.
-    """
-
-    url: str
     sns: Any
     sqs: Any
     topic: str
     queue_url: str
 
     def publish(self, notice: Any) -> None:
-        """Publishes a notice to the topic."""
-        self.sns.publish(TopicArn=self.topic, Message=notice if isinstance(notice, str) else json.dumps(notice))
+        self.sns.publish(TopicArn=self.topic, Message=json.dumps(notice))
 
     def send(self, *texts: str) -> None:
-        """Writes messages to the queue."""
         for text in texts:
             self.sqs.send_message(QueueUrl=self.queue_url, MessageBody=text)
 
@@ -77,7 +69,6 @@ class Amazon:
 
 @pytest.fixture(scope="module")
 def moto_url() -> Iterator[str]:
-    """The URL of moto's server."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -94,7 +85,7 @@ def amazon(moto_url: str) -> Iterator[Amazon]:
         topic = sns.create_topic(Name="ses-events")["TopicArn"]
         queue_url = sqs.create_queue(QueueName="ses-events")["QueueUrl"]
         sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=f"arn:aws:sqs:{REGION}:{DEFAULT_ACCOUNT_ID}:ses-events")
-        yield Amazon(moto_url, sns, sqs, topic, queue_url)
+        yield Amazon(sns, sqs, topic, queue_url)
         sns.delete_topic(TopicArn=topic)
         sqs.delete_queue(QueueUrl=queue_url)
         sns.close()
@@ -107,19 +98,17 @@ def poller(amazon: Amazon, sink: EventSink, *topics: str) -> QueuePoller:
     return QueuePoller(queue, EventBatcher(sink), topics=topics, first_wait_seconds=0.001)
 
 
-async def test_an_event_goes_through_sns_and_sqs_and_settles_the_email(
-    amazon: Amazon, intake: EventIntake, books: Books
+async def test_an_event_goes_through_sns_and_sqs_settles_the_email_and_is_stored_once(
+    amazon: Amazon, scene: Scene
 ) -> None:
-    (email_id,) = books.enqueue_tried()
-    amazon.publish(delivery(email_id))
+    (email_id,) = scene.books.enqueue_tried()
+    for _ in range(3):
+        amazon.publish(delivery(email_id))
 
-    await poller(amazon, intake, amazon.topic).run_once()
+    await poller(amazon, scene.intake, amazon.topic).run_once()
 
-    assert [(row["email_id"], row["kind"]) for row in books.select("select * from email_event")] == [
-        (email_id, "delivered")
-    ]
-    assert books.status(email_id) == "sent"
-    assert amazon.left() == 0
+    assert scene.seen("email_id, kind") == [(email_id, "delivered")]
+    assert (scene.books.status(email_id), amazon.left()) == ("sent", 0)
 
 
 async def test_ten_messages_of_every_form_are_one_batch(amazon: Amazon) -> None:
@@ -160,61 +149,56 @@ async def test_only_the_message_of_a_locked_email_is_delivered_again(amazon: Ama
     assert (len(sink.batches), amazon.left()) == (1, 1)
 
 
-async def test_an_event_that_is_delivered_twice_is_stored_once(
-    amazon: Amazon, intake: EventIntake, books: Books
-) -> None:
-    email_id = books.enqueue_one()
-    amazon.send(*[json.dumps(delivery(email_id))] * 3)
-
-    await poller(amazon, intake).run_once()
-
-    assert books.count("email_event") == 1
-    assert amazon.left() == 0
-
-
-async def test_a_queue_that_does_not_exist_is_reported(amazon: Amazon) -> None:
-    queue = Queue(f"{amazon.queue_url}-other", wait_seconds=0)
-
+async def test_a_queue_that_does_not_exist_or_is_unreachable_is_reported(amazon: Amazon, closed_port: int) -> None:
     with pytest.raises(SourceUnavailable, match=r"NonExistentQueue|QueueDoesNotExist"):
-        await QueuePoller(queue, Recorder()).run_once()
+        await QueuePoller(Queue(f"{amazon.queue_url}-other", wait_seconds=0), Recorder()).run_once()
+    with (
+        aws_environment(AWS_DEFAULT_REGION=REGION, AWS_MAX_ATTEMPTS="1"),
+        pytest.raises(SourceUnavailable, match="EndpointConnectionError"),
+    ):
+        await QueuePoller(Queue(f"http://127.0.0.1:{closed_port}/1/q", wait_seconds=0), Recorder()).run_once()
 
 
-async def test_an_unreachable_queue_is_reported(amazon: Amazon, closed_port: int) -> None:
-    with aws_environment(AWS_DEFAULT_REGION=REGION, AWS_MAX_ATTEMPTS="1"):
-        queue = Queue(f"http://127.0.0.1:{closed_port}/1/q", wait_seconds=0)
-
-        with pytest.raises(SourceUnavailable, match="EndpointConnectionError"):
-            await QueuePoller(queue, Recorder()).run_once()
-
-
-async def test_the_pollers_of_a_host_store_what_arrives(amazon: Amazon, books: Books, tables_url: str) -> None:
-    settings = load({"DISPATCHER_DATABASE_URL": tables_url, "DISPATCHER_SES_EVENTS_QUEUE_URL": amazon.queue_url})
-    ids = books.enqueue(25)
+async def test_the_pollers_of_a_host_store_what_arrives(amazon: Amazon, scene: Scene) -> None:
+    settings = load({"DISPATCHER_DATABASE_URL": scene.url, "DISPATCHER_SES_EVENTS_QUEUE_URL": amazon.queue_url})
+    ids = scene.books.enqueue(25)
     polling = asyncio.create_task(QueuePolling(settings).run())
 
-    for email_id in ids:
-        await asyncio.to_thread(amazon.publish, delivery(email_id))
+    await asyncio.to_thread(amazon.send, *(json.dumps(delivery(email_id)) for email_id in ids))
 
-    await until(lambda: books.count("email_event") == 25)
+    await until(lambda: scene.books.count("email_event") == 25)
     await until(lambda: amazon.left() == 0)
     polling.cancel()
     await asyncio.gather(polling, return_exceptions=True)
 
 
-@pytest.fixture
-async def url(amazon: Amazon, tables_url: str) -> AsyncIterator[str]:
-    """The URL of a running API to which the topic may post."""
-    environ = {"DATABASE_URL": tables_url, "AMQP_URL": UNREACHABLE_AMQP_URL, "API_ADDRESS": "127.0.0.1:0"}
+async def test_a_message_that_sns_posts_passes_the_full_check(amazon: Amazon, scene: Scene) -> None:
+    (email_id,) = scene.books.enqueue_tried()
+    environ = {"DATABASE_URL": scene.url, "AMQP_URL": UNREACHABLE_AMQP_URL, "API_ADDRESS": "127.0.0.1:0"}
     settings = load({f"DISPATCHER_{name}": value for name, value in environ.items()})
     settings = replace(settings, api_allow_anonymous=True, ses_events_topics=(amazon.topic,))
     async with running(settings, fetch=amazon.fetch) as api:
-        yield api.url
+        amazon.sns.subscribe(TopicArn=amazon.topic, Protocol="http", Endpoint=f"{api.url}/v1/events/ses")
+        await asyncio.to_thread(amazon.publish, delivery(email_id))
+
+    assert scene.books.status(email_id) == "sent"
 
 
-async def test_a_message_that_sns_posts_passes_the_full_check(amazon: Amazon, url: str, books: Books) -> None:
-    (email_id,) = books.enqueue_tried()
-    amazon.sns.subscribe(TopicArn=amazon.topic, Protocol="http", Endpoint=f"{url}/v1/events/ses")
-
-    await asyncio.to_thread(amazon.publish, delivery(email_id))
-
-    assert books.status(email_id) == "sent"
+@pytest.mark.parametrize(
+    ("host", "region"),
+    [
+        ("sqs.eu-west-1.amazonaws.com", "eu-west-1"),
+        ("eu-west-1.queue.amazonaws.com", "eu-west-1"),
+        ("sqs.cn-north-1.amazonaws.com.cn", "cn-north-1"),
+        ("sqs.us-gov-west-1.amazonaws.com", "us-gov-west-1"),
+        ("sqs-fips.us-east-2.amazonaws.com", "us-east-2"),
+        ("sqs.us-west-2.api.aws", "us-west-2"),
+        ("vpce-0a1b-9z.sqs.us-east-1.vpce.amazonaws.com", "us-east-1"),
+        ("sqs.eusc-de-east-1.amazonaws.eu", "eusc-de-east-1"),
+        ("sqs.us-iso-east-1.c2s.ic.gov", "us-iso-east-1"),
+        ("sqs.us-isob-east-1.sc2s.sgov.gov", "us-isob-east-1"),
+        *((host, None) for host in ("queue.amazonaws.com", "127.0.0.1", "localhost", "")),
+    ],
+)
+def test_the_region_of_a_queue_comes_from_the_name_of_its_host(host: str, region: str | None) -> None:
+    assert region_in(host) == region

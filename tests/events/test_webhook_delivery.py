@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
@@ -17,6 +16,7 @@ import pytest
 import trustme
 from standardwebhooks.webhooks import Webhook as Verifier
 
+from dispatcher.actions.action import Action
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.actions.webhooks import EnableWebhook, ListWebhooks, ReplayWebhook, RotateWebhook
 from dispatcher.domain.email_id import new_email_id
@@ -24,11 +24,9 @@ from dispatcher.domain.event import OutgoingKind
 from dispatcher.domain.status import Status
 from dispatcher.domain.webhook import SCHEDULE_SECONDS, Webhook, new_secret
 from dispatcher.events.webhook_delivery import CONCURRENT_POSTS, REFUSALS_IN_A_ROW, WebhookDelivery
-from dispatcher.host.name_lookup import resolve
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
-from dispatcher.transport.destination import Resolve
 from dispatcher.transport.signed_post import trusting_context
 from tests.monitor.receiver import Posted, Receiver, receiving, receiving_raw, write_ca
 from tests.store.books import Books
@@ -36,7 +34,6 @@ from tests.store.results import result
 from tests.store.test_outgoing_events import add_webhook, announce, await_feed, disk_full
 from tests.waiting import until
 
-OPERATOR: Final = Who(Face.COMMAND, "ann@ops-1")
 DAY: Final = timedelta(days=1)
 
 
@@ -59,37 +56,36 @@ def other_receiver(ca: trustme.CA) -> Iterator[Receiver]:
 
 @dataclass
 class Deliverer:
-    """The delivery of one monitor, with a clock that the test sets."""
+    """The delivery of one monitor, with a clock that the test sets, and the receiver of its posts."""
 
     session: AsyncSession
     ca_file: Path
+    receiver: Receiver
+    books: Books
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
-    allow_private: bool = True
-    post_seconds: float = 10.0
-    resolver: Resolve = resolve
 
     def __post_init__(self) -> None:
-        self.delivery = self.started()
+        self.restart()
 
-    def started(self) -> WebhookDelivery:
-        """The delivery of a process that has just started."""
-        return WebhookDelivery(
-            "",
-            allow_private=self.allow_private,
-            context=trusting_context(self.ca_file),
-            now=lambda: self.now,
-            post_seconds=self.post_seconds,
-            retry_seconds=0.0,
-            resolver=self.resolver,
-        )
+    def restart(self, **options: Any) -> None:
+        """Replaces the process: all that it had in memory is lost."""
+        given = {"allow_private": True, "post_seconds": 10.0, "retry_seconds": 0.0, **options}
+        context = trusting_context(self.ca_file)
+        self.delivery = WebhookDelivery("", context=context, now=lambda: self.now, **given)
 
-    async def add(self, url: str, tenant: str | None = "shop", **more: Any) -> int:
-        """Adds a webhook."""
-        return await add_webhook(self.session, url, tenant, **more)
+    async def add(self, url: str = "", tenant: str | None = "shop", **more: Any) -> int:
+        """Adds a webhook; without a URL, to the receiver."""
+        return await add_webhook(self.session, url or self.receiver.url, tenant, **more)
+
+    def announce(self, count: int = 1, tenant: str = "shop") -> list[UUID]:
+        return announce(self.books.connection, tenant, count)
+
+    async def start(self) -> list[asyncio.Task[None]]:
+        return await self.delivery.start_rounds(self.session)
 
     async def round(self) -> bool:
         """Runs one round for each webhook that has something to deliver; returns whether there was one."""
-        rounds = await self.delivery.start_rounds(self.session)
+        rounds = await self.start()
         await asyncio.gather(*rounds)
         return bool(rounds)
 
@@ -98,41 +94,52 @@ class Deliverer:
         while await self.round():
             pass
 
+    async def act(self, action: Action[Any]) -> Any:
+        return await run(self.session, action, Who(Face.COMMAND, "ann@ops-1"))
+
     async def one(self) -> Webhook:
-        """The only webhook."""
-        (webhook,) = await self.list()
+        (webhook,) = await self.act(ListWebhooks())
+        assert isinstance(webhook, Webhook)
         return webhook
 
-    async def list(self) -> list[Webhook]:
-        """All webhooks."""
-        return await run(self.session, ListWebhooks(), OPERATOR)
+    def ids(self) -> list[UUID]:
+        """The ids of all events that were posted to the receiver."""
+        return ids(self.receiver)
+
+    def answers(self, status: int) -> None:
+        self.receiver.status_of = lambda _: status
+
+
+def ids(receiver: Receiver) -> list[UUID]:
+    return [UUID(each.headers["webhook-id"]) for each in receiver.posted]
+
+
+def answering(event_id: UUID, status: int, others: int) -> Callable[[Posted], int]:
+    """A receiver's answers: one status for an event, and another one for all others."""
+    return lambda posted: status if posted.headers["webhook-id"] == str(event_id) else others
 
 
 @pytest.fixture
-async def deliverer(tables_url: str, ca: trustme.CA, tmp_path: Path) -> AsyncIterator[Deliverer]:
+async def monitor(
+    tables_url: str, ca: trustme.CA, tmp_path: Path, receiver: Receiver, books: Books
+) -> AsyncIterator[Deliverer]:
     async with await connect_async(tables_url, name="delivery") as session:
-        opened = Deliverer(session, write_ca(ca, tmp_path))
+        opened = Deliverer(session, write_ca(ca, tmp_path), receiver, books)
         yield opened
         await opened.delivery.stop()
 
 
-def ids(posted: list[Posted]) -> list[UUID]:
-    return [UUID(each.headers["webhook-id"]) for each in posted]
-
-
-async def test_an_event_arrives_signed_and_without_content(
-    deliverer: Deliverer, receiver: Receiver, store: LeaseStore, books: Books
-) -> None:
-    secret = new_secret()
-    await deliverer.add(receiver.url, secret=secret)
+async def test_an_event_arrives_signed_and_without_content(monitor: Deliverer, store: LeaseStore) -> None:
+    secret, books = new_secret(), monitor.books
+    await monitor.add(secret=secret)
     email_id = books.enqueue_one(tenant_id="shop", correlation_id="order-7")
     (lease,) = await store.lease(books.keys([email_id]), 60)
     await store.record([result(lease, Status.FAILED, error_type="rejected_recipient", provider_code="550")])
     await_feed(books.connection)
 
-    await deliverer.run()
+    await monitor.run()
 
-    (posted,) = receiver.posted
+    (posted,) = monitor.receiver.posted
     assert Verifier(secret).verify(posted.body.decode(), dict(posted.headers)) == posted.json
     assert posted.json["type"] == "email.failed"
     at = posted.json["data"].pop("happened_at")
@@ -151,52 +158,47 @@ async def test_an_event_arrives_signed_and_without_content(
     assert b"@" not in posted.body
 
 
-async def test_a_webhook_that_asks_for_recipients_gets_those_of_the_event(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    await deliverer.add(receiver.url, recipients=True)
-    email_id = books.enqueue_one(tenant_id="shop", to=["Ann <ann@example.org>", "bob@example.org"])
-    bob = (await AddressHasher.open(deliverer.session)).hash("bob@example.org")
+async def test_a_webhook_that_asks_for_recipients_gets_those_of_the_event(monitor: Deliverer) -> None:
+    await monitor.add(recipients=True)
+    email_id = monitor.books.enqueue_one(tenant_id="shop", to=["Ann <ann@example.org>", "bob@example.org"])
+    bob = (await AddressHasher.open(monitor.session)).hash("bob@example.org")
     insert = b"insert into outgoing_event (kind, email_id, tenant_id, message_key, address_hash)"
     values = b"values ('sent', %s, 'shop', 'k', null), ('bounced', %s, 'shop', 'k', %s)"
-    books.connection.execute(insert + values, [email_id, email_id, bob])
-    await_feed(books.connection)
+    monitor.books.connection.execute(insert + values, [email_id, email_id, bob])
+    await_feed(monitor.books.connection)
 
-    await deliverer.run()
+    await monitor.run()
 
-    found = {posted.json["type"]: posted.data["recipients"] for posted in receiver.posted}
+    found = {posted.json["type"]: posted.data["recipients"] for posted in monitor.receiver.posted}
     assert found == {"email.sent": ["Ann <ann@example.org>", "bob@example.org"], "email.bounced": ["bob@example.org"]}
 
 
 async def test_a_webhook_gets_only_its_tenants_events_of_its_kinds(
-    deliverer: Deliverer, receiver: Receiver, other_receiver: Receiver, books: Books
+    monitor: Deliverer, other_receiver: Receiver
 ) -> None:
-    announce(books.connection)  # before the webhooks were added
-    await deliverer.add(receiver.url, kinds=[OutgoingKind.SENT])
-    await deliverer.add(other_receiver.url, None, kinds=[OutgoingKind.HELD, OutgoingKind.SENT])
-    ours, others = announce(books.connection), announce(books.connection, "other")
-    held = announce(books.connection)
-    books.connection.execute("update outgoing_event set kind = 'held' where event_id = any(%s)", [held])
+    monitor.announce()  # before the webhooks were added
+    await monitor.add(kinds=[OutgoingKind.SENT])
+    await monitor.add(other_receiver.url, None, kinds=[OutgoingKind.HELD, OutgoingKind.SENT])
+    ours, others, held = monitor.announce(), monitor.announce(1, "other"), monitor.announce()
+    monitor.books.connection.execute("update outgoing_event set kind = 'held' where event_id = any(%s)", [held])
 
-    await deliverer.run()
+    await monitor.run()
 
-    assert ids(receiver.posted) == ours
-    assert sorted(ids(other_receiver.posted)) == sorted(ours + others + held)
+    assert monitor.ids() == ours
+    assert sorted(ids(other_receiver)) == sorted(ours + others + held)
 
 
-async def test_after_a_rotation_both_secrets_verify_for_a_day(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
+async def test_after_a_rotation_both_secrets_verify_for_a_day(monitor: Deliverer) -> None:
     old = new_secret()
-    webhook_id = await deliverer.add(receiver.url, secret=old)
-    new = (await run(deliverer.session, RotateWebhook(webhook_id=webhook_id), OPERATOR)).secret
-    announce(books.connection)
-    await deliverer.run()
-    books.connection.execute("update webhook set previous_until = clock_timestamp()")
-    announce(books.connection)
-    await deliverer.run()
+    webhook_id = await monitor.add(secret=old)
+    new = (await monitor.act(RotateWebhook(webhook_id=webhook_id))).secret
+    monitor.announce()
+    await monitor.run()
+    monitor.books.connection.execute("update webhook set previous_until = clock_timestamp()")
+    monitor.announce()
+    await monitor.run()
 
-    first, second = receiver.posted
+    first, second = monitor.receiver.posted
     for secret in (old, new):
         Verifier(secret).verify(first.body.decode(), dict(first.headers))
     Verifier(new).verify(second.body.decode(), dict(second.headers))
@@ -204,359 +206,262 @@ async def test_after_a_rotation_both_secrets_verify_for_a_day(
         Verifier(old).verify(second.body.decode(), dict(second.headers))
 
 
-async def test_a_receiver_that_is_down_for_a_day_gets_every_event_and_few_posts_meanwhile(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    await deliverer.add(receiver.url)
-    began_at = deliverer.now
-    receiver.status_of = lambda _: 503
-    events = announce(books.connection, count=300)
-    await deliverer.run()
-    while deliverer.now < began_at + DAY:
-        deliverer.now = max(deliverer.now, (await deliverer.one()).next_attempt_at)
-        events += announce(books.connection)
+async def test_a_receiver_that_is_down_for_a_day_gets_every_event_and_few_posts_meanwhile(monitor: Deliverer) -> None:
+    await monitor.add()
+    began_at = monitor.now
+    monitor.answers(503)
+    events = monitor.announce(300)
+    await monitor.run()
+    while monitor.now < began_at + DAY:
+        monitor.now = max(monitor.now, (await monitor.one()).next_attempt_at)
+        events += monitor.announce()
         if len(events) == 320:
-            deliverer.delivery = deliverer.started()  # the process was killed: all that it had in memory is lost
-        assert await deliverer.round()
-    while_down = Counter(ids(receiver.posted))
-    assert (await deliverer.one()).failing_since == began_at
-    receiver.status_of = lambda _: 204
+            monitor.restart()
+        assert await monitor.round()
+    while_down = Counter(monitor.ids())
+    assert (await monitor.one()).failing_since == began_at
+    monitor.answers(204)
 
-    deliverer.now += timedelta(hours=1)
-    await deliverer.run()
+    monitor.now += timedelta(hours=1)
+    await monitor.run()
 
-    arrived = ids(receiver.posted)[while_down.total() :]
-    assert sorted(arrived) == sorted(events)
+    assert sorted(monitor.ids()[while_down.total() :]) == sorted(events)
     assert len(while_down) <= CONCURRENT_POSTS
     assert while_down.total() <= CONCURRENT_POSTS + 24 * 2 + 10
-    assert (await deliverer.one()).failing_since is None
+    assert (await monitor.one()).failing_since is None
 
 
-async def test_after_a_full_disk_an_event_is_delivered_again_with_the_same_id(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    await deliverer.add(receiver.url)
-    events = announce(books.connection, count=3)
+async def test_after_a_full_disk_an_event_is_delivered_again_with_the_same_id(monitor: Deliverer) -> None:
+    await monitor.add()
+    events = monitor.announce(3)
 
-    with disk_full(books.connection, "update on webhook"):
-        await deliverer.round()
-    await deliverer.run()
+    with disk_full(monitor.books.connection, "update on webhook"):
+        await monitor.round()
+    await monitor.run()
 
-    assert Counter(ids(receiver.posted)) == Counter(dict.fromkeys(events, 2))
-    assert (await deliverer.one()).failing_since is None
+    assert Counter(monitor.ids()) == Counter(dict.fromkeys(events, 2))
+    assert (await monitor.one()).failing_since is None
 
 
 async def test_a_receiver_that_stays_down_is_disabled_after_27_hours_and_goes_on_where_it_stopped(
-    deliverer: Deliverer, receiver: Receiver, books: Books
+    monitor: Deliverer,
 ) -> None:
-    webhook_id = await deliverer.add(receiver.url)
-    began_at = deliverer.now
-    receiver.status_of = lambda _: 503
-    events = announce(books.connection, count=20)
-    while (await deliverer.one()).state == "active":
-        deliverer.now = max(deliverer.now, (await deliverer.one()).next_attempt_at)
-        assert await deliverer.round()
-    hours = (deliverer.now - began_at) / timedelta(hours=1)
-    assert 27 <= hours < 29
-    assert (await deliverer.one()).last_error == "the receiver answered 503"
-    deliverer.now += DAY
-    assert not await deliverer.round()
-    receiver.status_of = lambda _: 204
-    receiver.posted.clear()
+    webhook_id = await monitor.add()
+    began_at = monitor.now
+    monitor.answers(503)
+    events = monitor.announce(20)
+    while (await monitor.one()).state == "active":
+        monitor.now = max(monitor.now, (await monitor.one()).next_attempt_at)
+        assert await monitor.round()
+    assert 27 <= (monitor.now - began_at) / timedelta(hours=1) < 29
+    assert (await monitor.one()).last_error == "the receiver answered 503"
+    monitor.now += DAY
+    assert not await monitor.round()
+    monitor.answers(204)
+    monitor.receiver.posted.clear()
 
-    enabled = await run(deliverer.session, EnableWebhook(webhook_id=webhook_id), OPERATOR)
-    shown = await deliverer.one()
+    enabled = await monitor.act(EnableWebhook(webhook_id=webhook_id))
+    shown = await monitor.one()
     assert (enabled.state, enabled.retries, enabled.given_up) == (shown.state, shown.retries, shown.given_up)
-    await deliverer.run()
+    await monitor.run()
 
-    assert sorted(ids(receiver.posted)) == sorted(events)
+    assert sorted(monitor.ids()) == sorted(events)
 
 
-async def test_one_refused_event_does_not_stop_the_others_and_is_tried_by_the_schedule(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    await deliverer.add(receiver.url)
-    began_at = deliverer.now
-    bad, *good = announce(books.connection, count=50)
-    receiver.status_of = lambda posted: 500 if posted.headers["webhook-id"] == str(bad) else 204
+async def test_one_refused_event_does_not_stop_the_others_and_is_tried_by_the_schedule(monitor: Deliverer) -> None:
+    await monitor.add()
+    began_at = monitor.now
+    bad, *good = monitor.announce(50)
+    monitor.receiver.status_of = answering(bad, 500, others=204)
 
-    await deliverer.run()
-    assert sorted(ids(receiver.posted)) == sorted([bad, *good])
+    await monitor.run()
+    assert sorted(monitor.ids()) == sorted([bad, *good])
     attempts = 1
-    while (await deliverer.one()).retries:
-        (row,) = books.select("select due_at from webhook_retry")
-        deliverer.now = row["due_at"]
-        good += announce(books.connection)
-        await deliverer.run()
+    while (await monitor.one()).retries:
+        (row,) = monitor.books.select("select due_at from webhook_retry")
+        monitor.now = row["due_at"]
+        good += monitor.announce()
+        await monitor.run()
         attempts += 1
 
-    found = Counter(ids(receiver.posted))
+    found = Counter(monitor.ids())
     assert attempts == found.pop(bad) == len(SCHEDULE_SECONDS) + 1
     assert found == Counter(good)
-    assert deliverer.now >= began_at + timedelta(hours=27)
-    webhook = await deliverer.one()
+    assert monitor.now >= began_at + timedelta(hours=27)
+    webhook = await monitor.one()
     assert (webhook.state, webhook.given_up) == ("active", 1)
 
 
-async def test_a_receiver_that_refuses_everything_stops_its_own_cursor(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    await deliverer.add(receiver.url)
-    receiver.status_of = lambda _: 500
-    events = announce(books.connection, count=100)
+async def test_a_receiver_that_refuses_everything_stops_its_own_cursor(monitor: Deliverer) -> None:
+    await monitor.add()
+    monitor.answers(500)
+    events = monitor.announce(100)
 
-    await deliverer.run()
-    webhook = await deliverer.one()
-    assert (webhook.retries, webhook.failing_since) == (0, deliverer.now)
-    assert REFUSALS_IN_A_ROW <= len(receiver.posted) <= REFUSALS_IN_A_ROW + CONCURRENT_POSTS
-    receiver.status_of = lambda _: 204
-    receiver.posted.clear()
-    deliverer.now = webhook.next_attempt_at
-    await deliverer.run()
+    await monitor.run()
+    webhook = await monitor.one()
+    assert (webhook.retries, webhook.failing_since) == (0, monitor.now)
+    assert REFUSALS_IN_A_ROW <= len(monitor.receiver.posted) <= REFUSALS_IN_A_ROW + CONCURRENT_POSTS
+    monitor.answers(204)
+    monitor.receiver.posted.clear()
+    monitor.now = webhook.next_attempt_at
+    await monitor.run()
 
-    assert sorted(ids(receiver.posted)) == sorted(events)
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-async def test_a_redirect_is_a_refusal_and_is_not_followed(
-    deliverer: Deliverer, receiver: Receiver, books: Books, status: int
-) -> None:
-    await deliverer.add(receiver.url)
-    receiver.statuses = [status]
-    announce(books.connection)
-
-    await deliverer.run()
-
-    assert len(receiver.posted) == 1
-    assert (await deliverer.one()).last_error == f"the receiver answered {status}"
-    assert (await deliverer.one()).retries == 1
-
-
-async def test_a_receiver_that_is_gone_is_disabled_at_once(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    await deliverer.add(receiver.url)
-    receiver.status_of = lambda _: 410
-    announce(books.connection, count=50)
-
-    await deliverer.run()
-
-    assert len(receiver.posted) <= CONCURRENT_POSTS
-    assert (await deliverer.one()).state == "disabled"
-
-
-@pytest.mark.parametrize(("retry_after", "seconds"), [("120", 120.0), (None, 5.0), ("99999999", 86400.0)])
-async def test_a_busy_receiver_is_left_alone_for_as_long_as_it_asks(
-    deliverer: Deliverer, receiver: Receiver, books: Books, retry_after: str | None, seconds: float
-) -> None:
-    await deliverer.add(receiver.url)
-    receiver.statuses, receiver.retry_after = [429], retry_after
-    announce(books.connection)
-
-    await deliverer.run()
-
-    waits = (await deliverer.one()).next_attempt_at - deliverer.now
-    assert seconds <= waits.total_seconds() <= seconds * 1.1
-    assert len(receiver.posted) == 1
+    assert sorted(monitor.ids()) == sorted(events)
 
 
 @pytest.mark.parametrize(
-    ("retry_after", "seconds"),
+    ("status", "events", "state", "retries"), [(302, 1, "active", 1), (308, 1, "active", 1), (410, 50, "disabled", 0)]
+)
+async def test_a_redirect_is_a_refusal_and_not_followed_and_a_receiver_that_is_gone_is_disabled_at_once(
+    monitor: Deliverer, status: int, events: int, state: str, retries: int
+) -> None:
+    await monitor.add()
+    monitor.answers(status)
+    monitor.announce(events)
+
+    await monitor.run()
+
+    assert len(monitor.receiver.posted) <= min(events, CONCURRENT_POSTS)
+    webhook = await monitor.one()
+    assert (webhook.last_error, webhook.state) == (f"the receiver answered {status}", state)
+    assert webhook.retries == retries
+
+
+@pytest.mark.parametrize(
+    ("accepts_one", "retry_after", "seconds"),
     [
-        ("999999999", 86400.0),
-        ("Fri, 31 Dec 9999 23:59:59 -2359", 86400.0),
-        ("Mon, 1 Jan 99999999999999999999 00:00:00 GMT", 5.0),
+        (False, "120", 120.0),
+        (False, None, 5.0),
+        (False, "99999999", 86400.0),
+        (True, "999999999", 86400.0),  # it cannot stop the other events for longer
+        (True, "Fri, 31 Dec 9999 23:59:59 -2359", 86400.0),
+        (True, "Mon, 1 Jan 99999999999999999999 00:00:00 GMT", 5.0),
     ],
 )
-async def test_a_receiver_that_accepts_some_events_cannot_stop_the_others_for_long(
-    deliverer: Deliverer, receiver: Receiver, books: Books, retry_after: str, seconds: float
+async def test_a_busy_receiver_is_left_alone_for_as_long_as_it_asks_but_at_most_a_day(
+    monitor: Deliverer, accepts_one: bool, retry_after: str | None, seconds: float
 ) -> None:
-    await deliverer.add(receiver.url)
-    first, *_ = announce(books.connection, count=5)
-    receiver.status_of = lambda posted: 204 if posted.headers["webhook-id"] == str(first) else 429
-    receiver.retry_after = retry_after
+    await monitor.add()
+    first, *_ = monitor.announce(5)
+    monitor.receiver.status_of = answering(first, 204 if accepts_one else 429, others=429)
+    monitor.receiver.retry_after = retry_after
 
-    await asyncio.wait_for(deliverer.round(), 4.0)
+    await asyncio.wait_for(monitor.round(), 4.0)
+    posts = len(monitor.receiver.posted)
+    await monitor.run()
 
-    waits = (await deliverer.one()).next_attempt_at - deliverer.now
-    assert waits.total_seconds() == pytest.approx(seconds)
+    waits = ((await monitor.one()).next_attempt_at - monitor.now).total_seconds()
+    assert seconds <= waits <= seconds * (1.0 if accepts_one else 1.1) + 0.001
+    assert len(monitor.receiver.posted) == posts
 
 
-async def test_a_slow_receiver_delays_no_other_webhook(
-    deliverer: Deliverer, receiver: Receiver, other_receiver: Receiver, books: Books
-) -> None:
-    receiver.released.clear()
-    await deliverer.add(receiver.url)
-    await deliverer.add(other_receiver.url)
-    events = announce(books.connection, count=300)
+async def test_a_slow_receiver_delays_no_other_webhook(monitor: Deliverer, other_receiver: Receiver) -> None:
+    monitor.receiver.released.clear()
+    await monitor.add()
+    await monitor.add(other_receiver.url)
+    events = monitor.announce(300)
 
-    rounds = await deliverer.delivery.start_rounds(deliverer.session)
-    await until(lambda: len(receiver.posted) == CONCURRENT_POSTS)
+    rounds = await monitor.start()
+    await until(lambda: len(monitor.receiver.posted) == CONCURRENT_POSTS)
     while len(other_receiver.posted) < len(events):
-        rounds += await deliverer.delivery.start_rounds(deliverer.session)
+        rounds += await monitor.start()
         await asyncio.sleep(0.01)
 
-    assert len(receiver.posted) == CONCURRENT_POSTS
-    receiver.released.set()
+    assert len(monitor.receiver.posted) == CONCURRENT_POSTS
+    monitor.receiver.released.set()
     await asyncio.gather(*rounds)
 
 
 @pytest.mark.parametrize("head", ["HTTP/1.1 100 Continue", "HTTP/1.1 103 Early Hints" + "\r\nlink: x" * 600])
-async def test_a_hostile_receiver_delays_no_other_tenant(
-    deliverer: Deliverer, receiver: Receiver, books: Books, ca: trustme.CA, head: str
-) -> None:
+async def test_a_hostile_receiver_delays_no_other_tenant(monitor: Deliverer, ca: trustme.CA, head: str) -> None:
     hostile = f"{head}\r\n\r\n".encode()
     with receiving_raw(ca, lambda: repeat(hostile)) as attacker:
         for _ in range(5):
-            await deliverer.add(attacker.url, "attacker")
-        await deliverer.add(receiver.url)
-        announce(books.connection, "attacker", count=50)
-        events = announce(books.connection, count=50)
+            await monitor.add(attacker.url, "attacker")
+        await monitor.add()
+        monitor.announce(50, "attacker")
+        events = monitor.announce(50)
 
-        await deliverer.run()
+        await monitor.run()
 
-    assert sorted(ids(receiver.posted)) == sorted(events)
-    *attackers, shop = await deliverer.list()
+    assert sorted(monitor.ids()) == sorted(events)
+    *attackers, shop = await monitor.act(ListWebhooks())
     assert (shop.failing_since, shop.last_error) == (None, None)
     assert all("answer" in (each.last_error or "") and each.failing_since for each in attackers)
     assert not any("no answer" in (each.last_error or "") for each in attackers)
 
 
-async def test_a_round_resolves_the_host_once(deliverer: Deliverer, receiver: Receiver, books: Books) -> None:
+async def test_a_round_resolves_the_host_once(monitor: Deliverer) -> None:
     asked = []
 
     async def resolver(host: str, _port: int) -> Sequence[str]:
         asked.append(host)
         return ["127.0.0.1"]
 
-    deliverer.resolver = resolver
-    deliverer.delivery = deliverer.started()
-    await deliverer.add(receiver.url)
+    monitor.restart(resolver=resolver)
+    await monitor.add()
     for rounds in (1, 2):
-        announce(books.connection, count=50)
-        await deliverer.round()
+        monitor.announce(50)
+        await monitor.round()
         assert len(asked) == rounds
 
-    assert len(receiver.posted) == 100
+    assert len(monitor.receiver.posted) == 100
 
 
-async def test_silent_name_servers_delay_only_their_own_webhook(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    answers: dict[str, asyncio.Future[Sequence[str]]] = {}
+async def test_a_receiver_that_does_not_answer_in_time_is_tried_again(monitor: Deliverer) -> None:
+    monitor.restart(post_seconds=0.3)
+    await monitor.add()
+    monitor.receiver.released.clear()
+    (event,) = monitor.announce()
 
-    async def resolver(host: str, port: int) -> Sequence[str]:
-        if host == "127.0.0.1":
-            return await resolve(host, port)
-        assert host not in answers
-        answers[host] = asyncio.get_running_loop().create_future()
-        return await answers[host]
+    await monitor.run()
+    assert (await monitor.one()).last_error == "no answer within 0.3 s"
+    monitor.receiver.released.set()
+    monitor.now = (await monitor.one()).next_attempt_at
+    await monitor.run()
 
-    deliverer.resolver = resolver
-    deliverer.delivery = deliverer.started()
-    silent = await deliverer.add("https://silent.example/")
-    await deliverer.add(receiver.url)
-    events = announce(books.connection, count=50)
-
-    rounds = await deliverer.delivery.start_rounds(deliverer.session)
-    await until(lambda: len(receiver.posted) == len(events))
-    answers["silent.example"].set_exception(socket.gaierror(socket.EAI_AGAIN, "Try again"))
-    await asyncio.gather(*rounds)
-
-    errors = {each.id: each.last_error for each in await deliverer.list()}
-    assert errors.pop(silent) == "the host name cannot be resolved (try again)"
-    assert set(errors.values()) == {None}
+    assert monitor.ids() == [event, event]
 
 
-async def test_a_look_up_that_takes_too_long_fails_the_round_and_the_next_round_asks_again(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    silent, asked = asyncio.Event(), []
+async def test_events_of_one_email_arrive_in_order(monitor: Deliverer) -> None:
+    await monitor.add()
+    events = monitor.announce(60)
+    monitor.books.connection.execute("update outgoing_event set email_id = %s", [new_email_id()])
 
-    async def resolver(host: str, _port: int) -> Sequence[str]:
-        asked.append(host)
-        if len(asked) == 1:
-            await silent.wait()
-        return ["127.0.0.1"]
+    await monitor.run()
 
-    deliverer.resolver, deliverer.post_seconds = resolver, 0.3
-    deliverer.delivery = deliverer.started()
-    await deliverer.add(receiver.url)
-    events = announce(books.connection, count=20)
-
-    await deliverer.run()
-    webhook = await deliverer.one()
-    deliverer.now, deliverer.post_seconds = webhook.next_attempt_at, 10.0
-    deliverer.delivery = deliverer.started()
-    await deliverer.run()
-    silent.set()
-
-    assert webhook.last_error == "no answer within 0.3 s"
-    assert sorted(ids(receiver.posted)) == sorted(events)
+    assert monitor.ids() == events
 
 
-async def test_a_receiver_that_does_not_answer_in_time_is_tried_again(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    deliverer.post_seconds = 0.3
-    deliverer.delivery = deliverer.started()
-    await deliverer.add(receiver.url)
-    receiver.released.clear()
-    (event,) = announce(books.connection)
+async def test_a_private_address_is_refused_without_a_connection(monitor: Deliverer) -> None:
+    monitor.restart(allow_private=False)
+    await monitor.add()
+    monitor.announce()
 
-    await deliverer.run()
-    assert (await deliverer.one()).last_error == "no answer within 0.3 s"
-    receiver.released.set()
-    deliverer.now = (await deliverer.one()).next_attempt_at
-    await deliverer.run()
+    await monitor.run()
 
-    assert ids(receiver.posted) == [event, event]
-
-
-async def test_events_of_one_email_arrive_in_order(deliverer: Deliverer, receiver: Receiver, books: Books) -> None:
-    await deliverer.add(receiver.url)
-    events = announce(books.connection, count=60)
-    books.connection.execute("update outgoing_event set email_id = %s", [new_email_id()])
-
-    await deliverer.run()
-
-    assert ids(receiver.posted) == events
-
-
-async def test_a_private_address_is_refused_without_a_connection(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    deliverer.allow_private = False
-    deliverer.delivery = deliverer.started()
-    await deliverer.add(receiver.url)
-    announce(books.connection)
-
-    await deliverer.run()
-
-    assert receiver.posted == []
-    error = (await deliverer.one()).last_error or ""
+    assert monitor.receiver.posted == []
+    error = (await monitor.one()).last_error or ""
     assert "not public" in error
     assert "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE" in error
 
 
-async def test_a_replay_during_a_round_is_not_undone_by_the_round(
-    deliverer: Deliverer, receiver: Receiver, books: Books
-) -> None:
-    webhook_id = await deliverer.add(receiver.url)
+async def test_a_replay_during_a_round_is_not_undone_by_the_round(monitor: Deliverer) -> None:
+    webhook_id = await monitor.add()
     before = datetime.now(UTC) - timedelta(minutes=1)
-    earlier = announce(books.connection, count=3)
-    await deliverer.run()
-    receiver.released.clear()
-    later = announce(books.connection)
-    rounds = await deliverer.delivery.start_rounds(deliverer.session)
-    await until(lambda: len(receiver.posted) == 4)
-    await run(deliverer.session, ReplayWebhook(webhook_id=webhook_id, since=before), OPERATOR)
-    receiver.released.set()
+    earlier = monitor.announce(3)
+    await monitor.run()
+    monitor.receiver.released.clear()
+    later = monitor.announce()
+    rounds = await monitor.start()
+    await until(lambda: len(monitor.receiver.posted) == 4)
+    await monitor.act(ReplayWebhook(webhook_id=webhook_id, since=before))
+    monitor.receiver.released.set()
     await asyncio.gather(*rounds)
-    receiver.posted.clear()
+    monitor.receiver.posted.clear()
 
-    await deliverer.run()
+    await monitor.run()
 
-    assert sorted(ids(receiver.posted)) == sorted(earlier + later)
-    audited = books.select("select action, detail from operator_audit where action <> 'webhook_add'")
+    assert sorted(monitor.ids()) == sorted(earlier + later)
+    audited = monitor.books.select("select action, detail from operator_audit where action <> 'webhook_add'")
     assert audited == [{"action": "webhook_replay", "detail": {"webhook": webhook_id}}]

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
+from uuid import UUID
 
+import psycopg
 import pytest
 
 from dispatcher.broker.connection import open_connection
@@ -14,12 +16,15 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
+from dispatcher.domain.status import Status
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS
 from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.store.leases import LeaseStore
 from dispatcher.supervisor.relay_process import leader_services
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
+from tests.store.results import result
 from tests.waiting import until
 
 LOOKS = 6
@@ -39,7 +44,6 @@ async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    """Settings for a relay with the test's tables and queues."""
     return settings_for(servers.amqp_url, tables_url, topology)
 
 
@@ -86,8 +90,53 @@ async def start() -> AsyncIterator[Start]:
         yield run
 
 
+class Relay:
+    """The tables and queues of relays that a test starts."""
+
+    def __init__(self, settings: Settings, books: Books, rabbit: Rabbit, start: Start) -> None:
+        self.settings = settings
+        self.books = books
+        self.rabbit = rabbit
+        self._start = start
+
+    async def start(self, settings: Settings | None = None, **options: float) -> PublishLoop:
+        """Starts a relay; without settings, with those of the test."""
+        return await self._start(settings or self.settings, **options)
+
+    async def leads(self) -> int:
+        """Waits until a relay leads; returns the pid of its session."""
+        return await until(lambda: leader(self.books) or 0)
+
+    async def take(self, count: int, lane: str = "normal") -> list[UUID]:
+        """Takes all messages of a lane, each about one email, of which there must be so many; returns the emails."""
+        messages = await self.rabbit.take_all(self.settings.queue_of(lane), count)
+        return [message.pointer.email_id for message in messages]
+
+    async def take_some(self, count: int, lane: str = "normal") -> list[UUID]:
+        """Takes the next messages of a lane that may have more; returns the emails."""
+        messages = await self.rabbit.take_all_within(self.settings.queue_of(lane), count)
+        return [message.pointer.email_id for message in messages]
+
+    async def is_empty(self, lane: str = "normal") -> bool:
+        return await self.rabbit.take(self.settings.queue_of(lane)) is None
+
+    def due(self, tenant_id: str | None = None) -> set[UUID]:
+        """The emails, or those of a tenant, with a due mark."""
+        rows = [row for row in self.books.rows() if tenant_id in (None, row["tenant_id"])]
+        return {row["email_id"] for row in rows if row["publish_due_at"]}
+
+    async def dead_letter(self, store: LeaseStore, status: Status = Status.FAILED, **fields: str) -> UUID:
+        (lease,) = await store.lease(self.books.keys([self.books.enqueue_one()]), 60)
+        await store.record([result(lease, status, **fields)])
+        return lease.email_id
+
+
+@pytest.fixture
+def relay(settings: Settings, tables_session: psycopg.Connection, rabbit: Rabbit, start: Start) -> Relay:
+    return Relay(settings, Books(tables_session), rabbit, start)
+
+
 def free_process_slot() -> ProcessSlot:
-    """A free slot for a relay in a new process table."""
     return ProcessTable(["relay"]).take_slot("relay", 0)
 
 

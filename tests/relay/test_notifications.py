@@ -10,13 +10,11 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from dispatcher.config import Settings
 from dispatcher.relay.notifications import BUSY_SAMPLES, POLL_SECONDS, QUIET_SECONDS, SAMPLES, Notifications
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import all_queries
-from tests.broker.rabbit import Rabbit
-from tests.relay.running import Start, leader
+from tests.relay.running import Relay
 from tests.store.books import Books
 from tests.waiting import until
 
@@ -37,35 +35,46 @@ class Server(Outbox):
         return self.is_delayed
 
 
-class Clock:
-    """A clock that a test sets."""
+class Leader:
+    """A relay that leads, on a clock that the test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Server, books: Books) -> None:
+        self.outbox = outbox
+        self.books = books
         self.now = 1000.0
+        self.notifications = Notifications(outbox, clock=lambda: self.now)
 
-    def __call__(self) -> float:
-        return self.now
+    @property
+    def are_on(self) -> bool:
+        return self.notifications.are_on
+
+    async def second(self, found: int = 0) -> None:
+        """One second of the relay, in whose last round it finds so many emails."""
+        self.notifications.note_round(found)
+        await self.notifications.run_once()
+
+    async def notified(self) -> None:
+        """One second of the relay, in which a commit notifies it."""
+        self.books.connection.execute("select pg_notify('email_dispatcher_due', '')")
+        assert await self.notifications.wait(10)
+        await self.notifications.run_once()
+
+    async def until_busy(self) -> None:
+        self.now += 1.0
+        self.outbox.is_delayed = True
+        while self.are_on:
+            await self.notified()
+        self.outbox.is_delayed = False
+        assert polls(self.books)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def outbox(tables_url: str) -> AsyncIterator[Server]:
+async def leading(tables_url: str, books: Books) -> AsyncIterator[Leader]:
     async with await connect_async(tables_url, name="relay") as session:
         outbox = Server(session)
         await outbox.listen()
         outbox.commit_seconds = COMMIT_SECONDS
-        yield outbox
-
-
-def notify(books: Books, count: int) -> None:
-    """As `count` transactions that notify the relay."""
-    books.connection.execute(
-        "select pg_notify('email_dispatcher_due', n::text) from generate_series(1, %s) as n", [count]
-    )
+        yield Leader(outbox, books)
 
 
 def polls(books: Books) -> bool:
@@ -111,84 +120,55 @@ def load(url: str) -> Iterator[None]:
         each.result()
 
 
-async def notified(notifications: Notifications, books: Books) -> None:
-    """One second of the relay, in which a commit notifies it."""
-    notify(books, 1)
-    assert await notifications.wait(10)
-    await notifications.run_once()
-
-
-async def until_busy(notifications: Notifications, outbox: Server, books: Books, clock: Clock) -> None:
-    clock.now += 1.0
-    outbox.is_delayed = True
-    while notifications.are_on:
-        await notified(notifications, books)
-    outbox.is_delayed = False
-    assert polls(books)
-
-
 async def test_under_load_emails_are_published_without_notifications_until_another_relay_leads(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
+    relay: Relay, tables_url: str
 ) -> None:
-    await start(settings, quiet_seconds=FOR_EVER)
-    await until(lambda: leader(books))
+    await relay.start(quiet_seconds=FOR_EVER)
+    await relay.leads()
     with load(tables_url):
-        await until(lambda: polls(books))
+        await until(lambda: polls(relay.books))
 
     with psycopg.connect(tables_url, autocommit=True) as listener:
         listener.execute("listen email_dispatcher_due")
-        email_ids = [books.enqueue_one() for _ in range(20)]
-        messages = await rabbit.take_all(settings.queue, 20)
+        email_ids = [relay.books.enqueue_one() for _ in range(20)]
 
-        assert sorted(message.pointer.email_id for message in messages) == sorted(email_ids)
-        assert received(listener, books) == []
+        assert sorted(await relay.take(20)) == sorted(email_ids)
+        assert received(listener, relay.books) == []
 
-    books.terminate("dispatcher relay")
-    email_id = books.enqueue_one()  # no relay leads, and no notification is sent
+    relay.books.terminate("dispatcher relay")
+    email_id = relay.books.enqueue_one()  # no relay leads, and no notification is sent
 
-    (message,) = await rabbit.take_all(settings.queue, 1)
-    assert message.pointer.email_id == email_id
-    assert not polls(books)
+    assert await relay.take(1) == [email_id]
+    assert not polls(relay.books)
 
 
 async def test_under_load_the_notifications_of_an_older_library_do_no_harm_and_after_it_all_commits_notify_again(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
+    relay: Relay, tables_url: str
 ) -> None:
-    await start(settings, poll_seconds=FOR_EVER, quiet_seconds=0.0)
-    await until(lambda: leader(books))
+    await relay.start(poll_seconds=FOR_EVER, quiet_seconds=0.0)
+    await relay.leads()
     with load(tables_url):
-        await until(lambda: polls(books))
-        books.enqueue_one()
-        await rabbit.take_all(settings.queue, 1)
-    await until(lambda: not polls(books))
+        await until(lambda: polls(relay.books))
+        relay.books.enqueue_one()
+        await relay.take(1)
+    await until(lambda: not polls(relay.books))
 
-    books.enqueue_one()
-    await rabbit.take_all(settings.queue, 1)
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-async def test_a_stale_row_delays_an_email_only_until_the_next_poll(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit, rows: int
-) -> None:
-    await start(settings)
-    await until(lambda: leader(books))
-    set_polls(books, rows)
-    email_id = books.enqueue_one()
-
-    (message,) = await rabbit.take_all(settings.queue, 1)
-
-    assert message.pointer.email_id == email_id
+    relay.books.enqueue_one()
+    await relay.take(1)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-async def test_a_new_leader_removes_what_the_leader_before_has_left(
-    start: Start, settings: Settings, books: Books, rows: int
+async def test_a_new_leader_removes_stale_rows_and_later_ones_delay_an_email_only_until_the_next_poll(
+    relay: Relay, rows: int
 ) -> None:
-    set_polls(books, rows)
+    set_polls(relay.books, rows)
+    await relay.start()
+    await until(lambda: not polls(relay.books))
 
-    await start(settings)
+    set_polls(relay.books, rows)
+    email_id = relay.books.enqueue_one()
 
-    await until(lambda: not polls(books))
+    assert await relay.take(1) == [email_id]
 
 
 @pytest.mark.parametrize(
@@ -202,22 +182,20 @@ async def test_a_new_leader_removes_what_the_leader_before_has_left(
     ],
 )
 async def test_notifications_are_off_if_commits_wait_for_each_other_in_most_seconds(
-    outbox: Server, books: Books, are_delayed: Sequence[bool], are_on: bool
+    leading: Leader, are_delayed: Sequence[bool], are_on: bool
 ) -> None:
-    notifications = Notifications(outbox)
-    for outbox.is_delayed in are_delayed:
-        await notified(notifications, books)
+    for leading.outbox.is_delayed in are_delayed:
+        await leading.notified()
 
-    assert (notifications.are_on, polls(books)) == (are_on, not are_on)
+    assert (leading.are_on, polls(leading.books)) == (are_on, not are_on)
 
 
-async def test_commits_that_do_not_notify_this_relay_do_not_make_it_poll(outbox: Server, books: Books) -> None:
-    notifications = Notifications(outbox)
-    outbox.is_delayed = True  # by another database of the server
+async def test_commits_that_do_not_notify_this_relay_do_not_make_it_poll(leading: Leader) -> None:
+    leading.outbox.is_delayed = True  # by another database of the server
     for _ in range(SAMPLES):
-        await notifications.run_once()
+        await leading.notifications.run_once()
 
-    assert notifications.are_on
+    assert leading.are_on
 
 
 async def test_a_commit_that_waits_for_another_one_to_notify_is_recognised(tables_url: str) -> None:
@@ -238,20 +216,18 @@ async def test_a_commit_that_waits_for_another_one_to_notify_is_recognised(table
     ],
 )
 async def test_neither_one_delayed_commit_nor_short_commits_under_load_deceive_the_relay(
-    outbox: Server, books: Books, clock: Clock, commits_ms: Sequence[int], are_on: bool
+    leading: Leader, commits_ms: Sequence[int], are_on: bool
 ) -> None:
-    notifications = Notifications(outbox, clock=clock)
-    await until_busy(notifications, outbox, books, clock)
+    await leading.until_busy()
     for commit_ms in commits_ms:
-        outbox.commit_seconds = commit_ms / 1000
-        await notifications.run_once()
-    outbox.commit_seconds = 0.0
-    clock.now += QUIET_SECONDS
-    notifications.note_round(200 * int(QUIET_SECONDS))
+        leading.outbox.commit_seconds = commit_ms / 1000
+        await leading.notifications.run_once()
+    leading.outbox.commit_seconds = 0.0
+    leading.now += QUIET_SECONDS
 
-    await notifications.run_once()
+    await leading.second(found=200 * int(QUIET_SECONDS))
 
-    assert notifications.are_on is are_on
+    assert leading.are_on is are_on
 
 
 @pytest.mark.parametrize(
@@ -266,19 +242,17 @@ async def test_neither_one_delayed_commit_nor_short_commits_under_load_deceive_t
     ],
 )
 async def test_notifications_are_on_again_only_after_a_quiet_time(
-    outbox: Server, books: Books, clock: Clock, steps: Sequence[tuple[float, int]], are_on: Sequence[bool]
+    leading: Leader, steps: Sequence[tuple[float, int]], are_on: Sequence[bool]
 ) -> None:
-    notifications = Notifications(outbox, clock=clock)
-    await until_busy(notifications, outbox, books, clock)
+    await leading.until_busy()
     seen = []
     for passed, found in steps:
-        clock.now += passed
-        notifications.note_round(found)
-        await notifications.run_once()
-        seen.append(notifications.are_on)
+        leading.now += passed
+        await leading.second(found)
+        seen.append(leading.are_on)
 
     assert seen == are_on
-    assert polls(books) is not are_on[-1]
+    assert polls(leading.books) is not are_on[-1]
 
 
 @pytest.mark.parametrize(
@@ -289,19 +263,18 @@ async def test_notifications_are_on_again_only_after_a_quiet_time(
     ],
 )
 async def test_if_the_load_returns_at_once_the_relay_polls_for_twice_as_long(
-    outbox: Server, books: Books, clock: Clock, calm_seconds: float, quiet_seconds: Sequence[float]
+    leading: Leader, calm_seconds: float, quiet_seconds: Sequence[float]
 ) -> None:
-    notifications = Notifications(outbox, clock=clock)
     polled_seconds = []
     for _ in quiet_seconds:
-        await until_busy(notifications, outbox, books, clock)
-        began_at = clock.now
-        while not notifications.are_on:
-            clock.now += 1.0
-            await notifications.run_once()
-        polled_seconds.append(clock.now - began_at)
-        clock.now += calm_seconds
-        await notifications.run_once()
+        await leading.until_busy()
+        began_at = leading.now
+        while not leading.are_on:
+            leading.now += 1.0
+            await leading.notifications.run_once()
+        polled_seconds.append(leading.now - began_at)
+        leading.now += calm_seconds
+        await leading.notifications.run_once()
 
     assert polled_seconds == quiet_seconds
 
@@ -315,25 +288,24 @@ async def test_if_the_load_returns_at_once_the_relay_polls_for_twice_as_long(
     ],
 )
 async def test_the_relay_never_waits_longer_than_a_poll_and_polls_fast_while_emails_come(
-    outbox: Server, books: Books, clock: Clock, rounds: Sequence[int], waits_ms: Sequence[int]
+    leading: Leader, rounds: Sequence[int], waits_ms: Sequence[int]
 ) -> None:
-    notifications = Notifications(outbox, clock=clock)
-    assert notifications.wait_seconds == POLL_SECONDS
-    await until_busy(notifications, outbox, books, clock)
+    assert leading.notifications.wait_seconds == POLL_SECONDS
+    await leading.until_busy()
     waits = []
     for found in rounds:
-        notifications.note_round(found)
-        waits.append(round(1000 * notifications.wait_seconds))
+        leading.notifications.note_round(found)
+        waits.append(round(1000 * leading.notifications.wait_seconds))
 
     assert waits == waits_ms
 
 
-async def test_a_session_measures_its_own_durable_commits(outbox: Server) -> None:
-    outbox.commit_seconds = 0.0
+async def test_a_session_measures_its_own_durable_commits(leading: Leader) -> None:
+    leading.outbox.commit_seconds = 0.0
 
-    await outbox.follow_timeline()
+    await leading.outbox.follow_timeline()
 
-    assert 0.0 < outbox.commit_seconds < 10.0
+    assert 0.0 < leading.outbox.commit_seconds < 10.0
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])

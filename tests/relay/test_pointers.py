@@ -1,25 +1,36 @@
-"""Tests what the relay remembers about published emails. The outbox is real; RabbitMQ is not used."""
+"""What the relay remembers about published emails, and how its rounds go on. The outbox is real, RabbitMQ is not."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 
 from dispatcher.broker.confirmed import ConfirmedMessages
+from dispatcher.broker.publisher import Publisher
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import BrokerUnavailable
+from dispatcher.host.services import Periodic
+from dispatcher.relay.dead_letters import DeadLetterPublisher
+from dispatcher.relay.notifications import BUSY_SAMPLES, Notifications
 from dispatcher.relay.pointers import BATCH, PointerPublisher
+from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.relay.queues import QueueWriter
 from dispatcher.relay.shares import Shares
 from dispatcher.store.connections import connect_async
 from dispatcher.store.instants import LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DuePointer, DueRange, Outbox
+from tests.relay.running import free_process_slot
 from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
@@ -76,7 +87,6 @@ class Queue:
         self.room -= emails
 
     async def publish(self, due: Sequence[DuePointer]) -> list[bool]:
-        """Confirms every message, unless `refuses` or `breaks` is set."""
         if self.breaks:
             self.breaks -= 1
             raise BrokerUnavailable("It broke.")
@@ -87,200 +97,188 @@ class Queue:
         self.order += [row.email_id for row in due]
         return [True] * len(due)
 
-    def pointers(
-        self, *, mark_after_seconds: float = FOR_EVER, check_share: float = 1 / 50, complete_share: float = math.inf
-    ) -> PointerPublisher:
-        """A publisher to this queue."""
-        return PointerPublisher(
-            Shares({"normal": self}),
-            mark_after_seconds=mark_after_seconds,
-            check_share=check_share,
-            complete_share=complete_share,
-        )
+    def pointers(self, **options: float) -> PointerPublisher:
+        given = {"mark_after_seconds": FOR_EVER, "check_share": 1 / 50, "complete_share": math.inf, **options}
+        return PointerPublisher(Shares({"normal": self}), **given)
+
+
+class Publishing:
+    """Due emails in the tables, and the publishers of a relay to a queue that is not RabbitMQ's."""
+
+    def __init__(self, outbox: CountingOutbox, books: Books, url: str) -> None:
+        self.outbox = outbox
+        self.books = books
+        self.url = url
+        self.queue = Queue()
+
+    async def once(self, pointers: PointerPublisher) -> int:
+        """Runs one round, and waits until all its messages are confirmed or refused."""
+        found = await pointers.publish_due(self.outbox)
+        await pointers.wait_confirmed()
+        return found
+
+    async def all(self, pointers: PointerPublisher) -> None:
+        """Runs rounds until every due email is published."""
+        while await self.once(pointers) or pointers.wait_seconds < FOR_EVER:
+            pass
+
+    async def until(self, pointers: PointerPublisher, condition: Callable[[], bool]) -> None:
+        """Runs rounds until a condition is true."""
+
+        async def is_true() -> bool:
+            await self.once(pointers)
+            return condition()
+
+        await until_answer(is_true)
+
+    def still_due(self) -> set[UUID]:
+        return {row["email_id"] for row in self.books.rows() if row["publish_due_at"]}
+
+    def enqueue_late(self) -> UUID:
+        """Enqueues an email as if its transaction had been open for long."""
+        email_id = self.books.enqueue_one()
+        self.books.change(email_id, publish_due_at=LONG_AGO)
+        return email_id
 
 
 @pytest.fixture
-def queue() -> Queue:
-    """An empty queue."""
-    return Queue()
-
-
-@pytest.fixture
-async def outbox(tables_url: str) -> AsyncIterator[CountingOutbox]:
-    """The relay's outbox."""
+async def relay(tables_url: str, books: Books) -> AsyncIterator[Publishing]:
     async with await connect_async(tables_url, name="relay") as session:
-        yield CountingOutbox(session)
-
-
-async def publish_once(pointers: PointerPublisher, outbox: Outbox) -> int:
-    """Runs one round, and waits until all its messages are confirmed or refused."""
-    found = await pointers.publish_due(outbox)
-    await pointers.wait_confirmed()
-    return found
-
-
-async def publish_all(pointers: PointerPublisher, outbox: Outbox) -> None:
-    """Runs rounds until every due email is published."""
-    while await publish_once(pointers, outbox) or pointers.wait_seconds < FOR_EVER:
-        pass
-
-
-def still_due(books: Books) -> set[UUID]:
-    return {row["email_id"] for row in books.rows() if row["publish_due_at"]}
+        yield Publishing(CountingOutbox(session), books, tables_url)
 
 
 async def test_a_burst_that_workers_lease_is_published_once_and_never_marked(
-    outbox: CountingOutbox, queue: Queue, books: Books, store: LeaseStore
+    relay: Publishing, store: LeaseStore
 ) -> None:
-    email_ids = books.enqueue(BURST)
-    pointers = queue.pointers()
+    email_ids = relay.books.enqueue(BURST)
+    pointers = relay.queue.pointers()
 
-    await publish_all(pointers, outbox)
-    await store.lease(books.keys(email_ids), 60)
-    leased = books.rows()
-    await until_answer(lambda: full_scan_found_nothing(pointers, outbox))
-    await pointers.mark_all(outbox)
+    await relay.all(pointers)
+    await store.lease(relay.books.keys(email_ids), 60)
+    leased = relay.books.rows()
+    await relay.until(pointers, lambda: relay.outbox.read_again[-1:] == [0])  # all published emails are leased
+    await pointers.mark_all(relay.outbox)
 
-    assert queue.taken == dict.fromkeys(email_ids, 1)
-    assert outbox.marks == []
-    assert books.rows() == leased
-    assert still_due(books) == set()
-
-
-async def full_scan_found_nothing(pointers: PointerPublisher, outbox: CountingOutbox) -> bool:
-    """Runs one round; returns whether it read all published emails again, and all of them are leased."""
-    seen = len(outbox.read_again)
-    await publish_once(pointers, outbox)
-    return outbox.read_again[seen:] == [0]
+    assert relay.queue.taken == dict.fromkeys(email_ids, 1)
+    assert relay.outbox.marks == []
+    assert relay.books.rows() == leased
+    assert relay.still_due() == set()
 
 
-async def test_a_burst_is_not_read_again_in_each_round(outbox: CountingOutbox, queue: Queue, books: Books) -> None:
-    email_ids = books.enqueue(BURST)
-    pointers = queue.pointers(check_share=NEVER)
+async def test_a_burst_is_not_read_again_in_each_round_and_its_last_marks_are_made_in_batches(
+    relay: Publishing,
+) -> None:
+    email_ids = relay.books.enqueue(BURST)
+    pointers = relay.queue.pointers(check_share=NEVER)
 
-    await publish_all(pointers, outbox)
+    await relay.all(pointers)
 
-    assert queue.taken == dict.fromkeys(email_ids, 1)
-    assert outbox.read_in_order == [BATCH]
-    assert outbox.read_again == []
-    assert sum(outbox.read_on) < BURST + BATCH
+    assert relay.queue.taken == dict.fromkeys(email_ids, 1)
+    assert relay.outbox.read_in_order == [BATCH]
+    assert relay.outbox.read_again == []
+    assert sum(relay.outbox.read_on) < BURST + BATCH
+    await pointers.mark_all(relay.outbox)
+    assert relay.outbox.marks == [BATCH, BATCH, BATCH, BURST - 3 * BATCH]
+    assert relay.still_due() == set()
 
 
 @pytest.mark.parametrize("share", [NEVER, 1 / NEVER])
-async def test_more_than_a_batch_with_one_due_time_is_published_once_each(
-    outbox: CountingOutbox, queue: Queue, books: Books, share: float
-) -> None:
-    email_ids = books.enqueue(2 * BURST)
-    books.connection.execute("update email_log set publish_due_at = %s", [LONG_AGO])
-    later = books.enqueue(10)
-    pointers = queue.pointers(check_share=share)
+async def test_more_than_a_batch_with_one_due_time_is_published_once_each(relay: Publishing, share: float) -> None:
+    email_ids = relay.books.enqueue(2 * BURST)
+    relay.books.connection.execute("update email_log set publish_due_at = %s", [LONG_AGO])
+    later = relay.books.enqueue(10)
 
-    await publish_all(pointers, outbox)
+    await relay.all(relay.queue.pointers(check_share=share))
 
-    assert queue.taken == dict.fromkeys(email_ids + later, 1)
+    assert relay.queue.taken == dict.fromkeys(email_ids + later, 1)
 
 
-async def test_rows_committed_late_during_a_burst_are_published(
-    outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
-) -> None:
-    pointers = queue.pointers()
-    with psycopg.connect(tables_url) as application:
+async def test_rows_committed_late_during_a_burst_are_published(relay: Publishing) -> None:
+    pointers = relay.queue.pointers()
+    with psycopg.connect(relay.url) as application:
         late = Books(application).enqueue(2 * BATCH)
-        books.enqueue(BURST)
-        await publish_all(pointers, outbox)
+        relay.books.enqueue(BURST)
+        await relay.all(pointers)
 
-    async def have_come() -> bool:
-        await publish_once(pointers, outbox)
-        return set(late) <= set(queue.taken)
-
-    await until_answer(have_come)
-    await publish_all(pointers, outbox)
-    assert set(queue.taken.values()) == {1}
-    assert len(queue.taken) == len(late) + BURST
+    await relay.until(pointers, lambda: set(late) <= set(relay.queue.taken))
+    await relay.all(pointers)
+    assert set(relay.queue.taken.values()) == {1}
+    assert len(relay.queue.taken) == len(late) + BURST
 
 
-async def test_a_stopping_relay_also_publishes_rows_that_were_committed_late(
-    outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
-) -> None:
-    pointers = queue.pointers(check_share=NEVER)
-    with psycopg.connect(tables_url) as application:
+async def test_a_stopping_relay_also_publishes_rows_that_were_committed_late(relay: Publishing) -> None:
+    pointers = relay.queue.pointers(check_share=NEVER)
+    with psycopg.connect(relay.url) as application:
         late = Books(application).enqueue_one()
-        books.enqueue(BURST)
-        await publish_all(pointers, outbox)
+        relay.books.enqueue(BURST)
+        await relay.all(pointers)
 
-    assert await publish_once(pointers, outbox) == 0
-    assert await pointers.publish_due(outbox, is_last=True) == 1
+    assert await relay.once(pointers) == 0
+    assert await pointers.publish_due(relay.outbox, is_last=True) == 1
     await pointers.wait_confirmed()
 
-    assert queue.taken[late] == 1
+    assert relay.queue.taken[late] == 1
 
 
-async def test_a_stopping_relay_publishes_only_what_the_queue_has_room_for(
-    outbox: CountingOutbox, queue: Queue, books: Books
-) -> None:
-    books.enqueue(BURST)
-    queue.room = BATCH + 10
-    pointers = queue.pointers()
+async def test_a_stopping_relay_publishes_only_what_the_queue_has_room_for(relay: Publishing) -> None:
+    relay.books.enqueue(BURST)
+    relay.queue.room = BATCH + 10
+    pointers = relay.queue.pointers()
 
-    found = [await pointers.publish_due(outbox, is_last=True) for _ in range(3)]
+    found = [await pointers.publish_due(relay.outbox, is_last=True) for _ in range(3)]
     await pointers.wait_confirmed()
 
     assert found == [BATCH, 10, 0]
 
 
 @pytest.mark.parametrize("fault", ["refuses", "breaks"])
-async def test_unconfirmed_messages_of_a_burst_are_published_in_the_next_round(
-    outbox: CountingOutbox, queue: Queue, books: Books, fault: str
-) -> None:
-    email_ids = books.enqueue(BURST)
-    pointers = queue.pointers(check_share=NEVER)
+async def test_unconfirmed_messages_of_a_burst_are_published_in_the_next_round(relay: Publishing, fault: str) -> None:
+    email_ids = relay.books.enqueue(BURST)
+    pointers = relay.queue.pointers(check_share=NEVER)
     for _ in range(2):
-        await publish_once(pointers, outbox)
-    setattr(queue, fault, 1)
+        await relay.once(pointers)
+    setattr(relay.queue, fault, 1)
     for _ in range(2):
         try:
-            await publish_once(pointers, outbox)
+            await relay.once(pointers)
         except BrokerUnavailable:
             assert fault == "breaks"
 
-    await publish_all(pointers, outbox)
+    await relay.all(pointers)
 
-    assert queue.taken == dict.fromkeys(email_ids, 1)
+    assert relay.queue.taken == dict.fromkeys(email_ids, 1)
 
 
 async def test_an_email_that_becomes_due_again_while_remembered_is_published_again(
-    outbox: CountingOutbox, queue: Queue, books: Books, store: LeaseStore
+    relay: Publishing, store: LeaseStore
 ) -> None:
-    email_ids = books.enqueue(BURST)
-    pointers = queue.pointers(check_share=NEVER)
-    await publish_all(pointers, outbox)
+    email_ids = relay.books.enqueue(BURST)
+    pointers = relay.queue.pointers(check_share=NEVER)
+    await relay.all(pointers)
 
-    leases = await store.lease(books.keys(email_ids[:7]), 60)
+    leases = await store.lease(relay.books.keys(email_ids[:7]), 60)
     await store.release({lease.email_id: lease.token for lease in leases})
-    await publish_all(pointers, outbox)
-    await pointers.mark_all(outbox)
+    await relay.all(pointers)
+    await pointers.mark_all(relay.outbox)
 
-    assert queue.taken == dict.fromkeys(email_ids, 1) | dict.fromkeys(email_ids[:7], 2)
-    assert still_due(books) == set()
+    assert relay.queue.taken == dict.fromkeys(email_ids, 1) | dict.fromkeys(email_ids[:7], 2)
+    assert relay.still_due() == set()
 
 
-async def test_emails_that_no_lease_has_taken_are_marked_a_batch_per_round(
-    outbox: CountingOutbox, queue: Queue, books: Books
-) -> None:
-    books.enqueue(BURST)
-    patient = queue.pointers()
-    await publish_all(patient, outbox)
-    assert outbox.marks == []
+async def test_emails_that_no_lease_has_taken_are_marked_a_batch_per_round(relay: Publishing) -> None:
+    relay.books.enqueue(BURST)
+    await relay.all(relay.queue.pointers())
+    assert relay.outbox.marks == []
 
-    pointers = queue.pointers(mark_after_seconds=0.0)
+    pointers = relay.queue.pointers(mark_after_seconds=0.0)
     looks = 0
-    while still_due(books):
-        await publish_once(pointers, outbox)
+    while relay.still_due():
+        await relay.once(pointers)
         looks += 1
-        assert len(outbox.marks) <= looks
+        assert len(relay.outbox.marks) <= looks
 
-    assert max(outbox.marks) <= BATCH
-    assert sum(outbox.marks) == BURST
+    assert max(relay.outbox.marks) <= BATCH
+    assert sum(relay.outbox.marks) == BURST
 
 
 def test_no_more_emails_are_marked_than_requested() -> None:
@@ -293,72 +291,51 @@ def test_no_more_emails_are_marked_than_requested() -> None:
     assert list(confirmed.to_mark(5.0, 100)) == email_ids[:6]
 
 
-async def test_the_last_marks_are_made_in_batches(outbox: CountingOutbox, queue: Queue, books: Books) -> None:
-    books.enqueue(BURST)
-    pointers = queue.pointers()
-    await publish_all(pointers, outbox)
-
-    await pointers.mark_all(outbox)
-
-    assert outbox.marks == [BATCH, BATCH, BATCH, BURST - 3 * BATCH]
-    assert still_due(books) == set()
-
-
-async def test_many_locked_rows_are_not_tried_in_each_round(
-    outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
-) -> None:
-    locked = books.enqueue(2 * BATCH)
-    pointers = queue.pointers(mark_after_seconds=3.0)
-    with psycopg.connect(tables_url) as person:
+async def test_many_locked_rows_are_not_tried_in_each_round(relay: Publishing) -> None:
+    locked = relay.books.enqueue(2 * BATCH)
+    pointers = relay.queue.pointers(mark_after_seconds=3.0)
+    with psycopg.connect(relay.url) as person:
         person.execute("select from email_log where email_id = any(%s) for update", [locked])
-        await until_answer(lambda: all_are_tried(pointers, outbox))
-        tried = list(outbox.marks)
-        others = books.enqueue(BATCH - 1)
-        found = await until_answer(lambda: publish_once(pointers, outbox))
-        left = still_due(books)
+        await relay.until(pointers, lambda: sum(relay.outbox.marks) >= 2 * BATCH)
+        tried = list(relay.outbox.marks)
+        others = relay.books.enqueue(BATCH - 1)
+        found = await until_answer(lambda: relay.once(pointers))
+        left = relay.still_due()
         person.rollback()
-    await pointers.mark_all(outbox)
+    await pointers.mark_all(relay.outbox)
 
     assert tried == [BATCH, BATCH]
     assert found == len(others)
     assert left == {*locked, *others}
-    assert sum(outbox.marks[2:]) == len(others) + len(locked)
-    assert still_due(books) == set()
+    assert sum(relay.outbox.marks[2:]) == len(others) + len(locked)
+    assert relay.still_due() == set()
 
 
-async def all_are_tried(pointers: PointerPublisher, outbox: CountingOutbox) -> bool:
-    """Runs one round; returns whether the relay has tried to mark every published email."""
-    await publish_once(pointers, outbox)
-    return sum(outbox.marks) >= 2 * BATCH
-
-
-async def test_locked_rows_are_tried_again_after_a_while(
-    outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
-) -> None:
-    locked = books.enqueue_one()
-    pointers = queue.pointers(mark_after_seconds=0.0)
-    with psycopg.connect(tables_url) as person:
+async def test_locked_rows_are_tried_again_after_a_while(relay: Publishing) -> None:
+    locked = relay.books.enqueue_one()
+    pointers = relay.queue.pointers(mark_after_seconds=0.0)
+    with psycopg.connect(relay.url) as person:
         Books(person).lock(locked)
         for _ in range(3):
-            await publish_once(pointers, outbox)
-        tried = len(outbox.marks)
+            await relay.once(pointers)
+        tried = len(relay.outbox.marks)
 
-    await publish_once(pointers, outbox)
+    await relay.once(pointers)
 
     assert tried > 0
-    assert still_due(books) == set()
-    assert queue.taken == {locked: 1}
+    assert relay.still_due() == set()
+    assert relay.queue.taken == {locked: 1}
 
 
-async def test_a_closed_publisher_waits_for_no_confirm(outbox: CountingOutbox, books: Books) -> None:
+async def test_a_closed_publisher_waits_for_no_confirm(relay: Publishing) -> None:
     class Never(Queue):
         async def publish(self, _: Sequence[DuePointer]) -> list[bool]:
             await asyncio.Event().wait()
             raise AssertionError
 
-    books.enqueue(1)
+    relay.books.enqueue(1)
     pointers = Never().pointers()
-    await pointers.publish_due(outbox)
+    await pointers.publish_due(relay.outbox)
     await asyncio.sleep(0)
     assert pointers.has_unconfirmed
 
@@ -368,9 +345,7 @@ async def test_a_closed_publisher_waits_for_no_confirm(outbox: CountingOutbox, b
     assert not pointers.has_unconfirmed
 
 
-async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too(
-    outbox: CountingOutbox, books: Books
-) -> None:
+async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too(relay: Publishing) -> None:
     faults: list[Exception] = [*[BrokerUnavailable("It broke.")] * 7, ZeroDivisionError()]
 
     class Broken(Queue):
@@ -382,8 +357,8 @@ async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too
     all_are_begun = asyncio.Event()
     pointers = Broken().pointers()
     while faults:
-        books.enqueue(1)
-        await pointers.publish_due(outbox)
+        relay.books.enqueue(1)
+        await pointers.publish_due(relay.outbox)
         await asyncio.sleep(0)
     all_are_begun.set()
 
@@ -392,54 +367,135 @@ async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too
 
 
 async def test_while_complete_scans_are_slow_a_round_reads_only_what_became_due_since(
-    outbox: CountingOutbox, queue: Queue, books: Books, store: LeaseStore
+    relay: Publishing, store: LeaseStore
 ) -> None:
-    pointers = queue.pointers(complete_share=NEVER)
-    await publish_once(pointers, outbox)  # a complete scan, and the next is due in a second
+    pointers = relay.queue.pointers(complete_share=NEVER)
+    await relay.once(pointers)  # a complete scan, and the next is due in a second
 
-    email_id = books.enqueue_one()
-    late_id = books.enqueue_one()
-    books.change(late_id, publish_due_at=LONG_AGO)  # as if its transaction had been open since
-    assert await publish_once(pointers, outbox) == 1
-    await store.lease(books.keys([email_id]), 60)
-    assert await publish_once(pointers, outbox) == 0
-    await pointers.mark_all(outbox)
+    email_id, late_id = relay.books.enqueue_one(), relay.enqueue_late()
+    assert await relay.once(pointers) == 1
+    await store.lease(relay.books.keys([email_id]), 60)
+    assert await relay.once(pointers) == 0
+    await pointers.mark_all(relay.outbox)
 
-    assert outbox.complete == [True, False, False]
-    assert outbox.marks == []  # the email that was leased is forgotten
-    assert queue.order == [email_id]
-    await until_answer(lambda: publish_once(pointers, outbox))
-    assert queue.order == [email_id, late_id]
+    assert relay.outbox.complete == [True, False, False]
+    assert relay.outbox.marks == []  # the email that was leased is forgotten
+    assert relay.queue.order == [email_id]
+    await until_answer(lambda: relay.once(pointers))
+    assert relay.queue.order == [email_id, late_id]
 
 
 @pytest.mark.parametrize("change", ["refused", "last round", "no room"])
-async def test_a_row_that_is_left_is_found_by_the_next_round(
-    outbox: CountingOutbox, queue: Queue, books: Books, change: str
-) -> None:
-    pointers = queue.pointers(complete_share=NEVER)
-    books.change(books.enqueue_one(), publish_due_at=LONG_AGO)
+async def test_a_row_that_is_left_is_found_by_the_next_round(relay: Publishing, change: str) -> None:
+    pointers, queue = relay.queue.pointers(complete_share=NEVER), relay.queue
+    relay.enqueue_late()
     queue.refuses, queue.room = int(change == "refused"), 0 if change == "no room" else 1_000_000
-    await publish_once(pointers, outbox)
+    await relay.once(pointers)
     queue.room = 1_000_000
     if change == "last round":
-        books.change(books.enqueue_one(), publish_due_at=LONG_AGO)
+        relay.enqueue_late()
 
-    await pointers.publish_due(outbox, is_last=change == "last round")
+    await pointers.publish_due(relay.outbox, is_last=change == "last round")
     await pointers.wait_confirmed()
 
-    assert set(queue.taken) == {row["email_id"] for row in books.rows()}
+    assert set(queue.taken) == {row["email_id"] for row in relay.books.rows()}
 
 
-async def test_published_emails_that_wait_for_a_lease_are_published_once_beside_slow_scans(
-    outbox: CountingOutbox, queue: Queue, books: Books
-) -> None:
-    pointers = queue.pointers(complete_share=NEVER)
-    books.change(books.enqueue_one(), publish_due_at=LONG_AGO)
-    await publish_once(pointers, outbox)
+async def test_published_emails_that_wait_for_a_lease_are_published_once_beside_slow_scans(relay: Publishing) -> None:
+    pointers = relay.queue.pointers(complete_share=NEVER)
+    relay.enqueue_late()
+    await relay.once(pointers)
     for _ in range(3):
-        books.enqueue_one()
-        await publish_once(pointers, outbox)
-    while outbox.complete[1:].count(True) < 2:
-        await publish_once(pointers, outbox)
+        relay.books.enqueue_one()
+        await relay.once(pointers)
+    await relay.until(pointers, lambda: relay.outbox.complete[1:].count(True) >= 2)
 
-    assert len(queue.order) == len(set(queue.order)) == 4
+    assert len(relay.queue.order) == len(set(relay.queue.order)) == 4
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_after_an_empty_round_the_next_query_for_dead_letters_is_delayed(
+    relay: Publishing, is_last: bool
+) -> None:
+    publisher = Publisher("amqp://nobody:secret@127.0.0.1:1/%2F", "exchange", name="test relay")
+    writer = QueueWriter(publisher, free_process_slot(), Backoff(1.0, 1.0), "dlq", kind="dlq")
+    dead_letters = DeadLetterPublisher(writer, "dlq")
+
+    assert [await dead_letters.publish_due(relay.outbox, is_last=is_last) for _ in range(2)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "turns"),
+    [
+        ({"urgent": 1, "normal": 400}, {"urgent": 1, "normal": 400}),
+        ({"urgent": 400, "normal": 1, "bulk": 90}, {"urgent": 400, "normal": 1, "bulk": 90}),
+        ({"urgent": 400, "normal": 400}, {"urgent": 250, "normal": 250}),
+        ({"urgent": 100, "normal": 900, "bulk": 900}, {"urgent": 100, "normal": 200, "bulk": 200}),
+        ({"urgent": 900, "normal": 900, "bulk": 900}, {"urgent": 166, "normal": 167, "bulk": 167}),
+    ],
+)
+def test_a_batch_leaves_no_email_out_while_it_has_room_and_lanes_with_many_emails_get_equal_parts(
+    waiting: Mapping[str, int], turns: Mapping[str, int]
+) -> None:
+    shares = Shares({lane: Queue() for lane in ("urgent", "normal", "bulk")})
+
+    order = shares.allot({(lane, "acme"): emails for lane, emails in waiting.items()}, BATCH)
+
+    assert Counter(lane for lane, _ in order) == turns
+    assert [lane for lane, _ in order] == sorted((lane for lane, _ in order), key=list(waiting).index)
+
+
+class BusyOutbox:
+    """A notification ends the wait of each idle round, and the commits of the database wait for each other."""
+
+    commit_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.polling: list[bool] = []
+        self._counts = cycle((0, 1, 0))
+
+    async def find_next_due(self) -> float:
+        return math.inf
+
+    async def wait(self, seconds: float) -> int:
+        return next(self._counts) if seconds > 0 else 0
+
+    async def is_notifying_delayed(self) -> bool:
+        return True
+
+    async def set_polling(self, *, is_on: bool) -> None:
+        self.polling.append(is_on)
+
+
+async def test_a_relay_that_begins_to_poll_in_an_idle_round_goes_on() -> None:
+    outbox: Any = BusyOutbox()
+    notifications = Notifications(outbox)
+    service = Periodic(notifications)
+    loop = PublishLoop.__new__(PublishLoop)
+    pointers = SimpleNamespace(wait_seconds=math.inf, has_unconfirmed=False, has_backlog=False)
+
+    async def publish_one(_: Any, *, is_last: bool) -> int:
+        return 1  # RabbitMQ confirms it at once
+
+    async def publish_none(_: Any, *, is_last: bool) -> bool:
+        return False
+
+    pointers.publish_due = publish_one
+    vars(loop).update(
+        _is_stopping=False,
+        _is_notified=False,
+        _is_idle=False,
+        _look_at=0.0,
+        _pointers=pointers,
+        _dead_letters=SimpleNamespace(publish_due=publish_none),
+        _publisher=SimpleNamespace(has_unanswered=False),
+        _dlq=SimpleNamespace(is_open=True),
+        _queues={},
+        _process_slot=SimpleNamespace(confirm=SimpleNamespace(end=lambda: None)),
+    )
+
+    for number in range(6 * BUSY_SAMPLES):
+        service._due_at = 0.0 if number % 3 == 1 else math.inf  # due in each idle round
+        await loop._publish_round(outbox, [service], [], notifications)
+
+    assert outbox.polling == [True]

@@ -1,0 +1,380 @@
+"""What servers return to the envelope sender is classified right, and doubt never makes a bounce hard. One message
+takes at most 100 ms of CPU, whatever it contains and whoever wrote it.
+
+The files in `bounces/` are written for this test, after what well-known mail servers send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.message import Message
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.domain.bounce_address import BounceAddress
+from dispatcher.domain.event import Bounce, ProviderEvent
+from dispatcher.events.bounce_class import ENHANCED, classify
+from dispatcher.events.bounce_parser import MAX_RECIPIENTS, MAX_UNKNOWN_RECIPIENTS, events_of
+from dispatcher.events.bounce_text import field
+from dispatcher.events.maildir import MAX_OCTETS
+from dispatcher.store.address_hashes import normalised
+from tests.cpu import takes_cpu
+
+FOLDER: Final = Path(__file__).parent / "bounces"
+EMAIL_ID: Final = UUID("0193581f-6c00-7abc-8def-0123456789ab")
+ADDRESS: Final = BounceAddress("bounces@example.com", [b"0123456789abcdef0123456789abcdef"])
+NOW: Final = datetime(2026, 11, 23, 10, 5, tzinfo=UTC)
+ANN: Final = "ann@example.org"
+BOB: Final = "bob@example.org"
+
+# The files by the right events. `soft -`: the event names no recipient. The alias behind `postfix-forwarded` exists;
+# `postfix-refused-content` says `unknown user` after the server had accepted the user; the email was not sent to the
+# recipient that `unknown-recipient` names.
+CLASSES: Final = {
+    "accepted -": """
+        answer-of-a-human challenge-boxbe challenge-tmda deleted-receipt read-receipt vacation-exchange
+        vacation-gmail""",
+    "accepted ann": "arf-authentication-failure postfix-relayed",
+    "blocked ann": """
+        att-blocked barracuda-reputation contradicting-codes exchange-authentication-required exim-relay-not-permitted
+        exim-sender-verify gmail-unauthenticated m365-banned-ip m365-restricted-sender messagelabs-block
+        mimecast-anti-spoofing outlook-block-list postfix-blocklist proofpoint-blocked qmail-badmailfrom
+        qmail-simscan-spam sendgrid-relay-blocked wrong-code-for-policy""",
+    "complained -": "arf-several-recipients",
+    "complained ann": """
+        arf-abuse arf-in-base64 arf-outlook arf-outlook-copy-only arf-recipient-concealed arf-recipient-in-copy""",
+    "deferred ann": """
+        exchange-delayed exim-delay-warning gmail-delivery-incomplete iis-smtp-delay postfix-delayed
+        sendmail-warning""",
+    "delivered ann": "arf-not-spam expanded-list postfix-delivered",
+    "hard ann": """
+        broken-boundary comcast-not-our-customer communigate-unknown courier-unknown domino-not-listed
+        domino-text-only exchange-2003-unknown exchange-2007-unknown exchange-5.5-not-found exchange-text-only
+        exim-unrouteable exim-user-unknown gmail-domain-not-found gmail-no-such-user groupwise-not-found
+        haraka-unknown iis-smtp-unknown imail-unknown internationalized-status james-unknown m365-edge-block
+        m365-html-only m365-recipient-not-found m365-remote-unknown mailenable-unknown mailru-user-not-found
+        mdaemon-unknown mimecast-invalid-recipient opensmtpd-unknown outlook-mailbox-unavailable
+        postfix-host-not-found postfix-null-mx postfix-user-unknown powermta-bad-mailbox proofpoint-unknown
+        qmail-no-host qmail-no-mailbox qmail-remote-refusal relay-in-host-name sendgrid-relay-unknown
+        sendmail-host-unknown sendmail-local-unknown sendmail-user-unknown sendmail-v5 ses-bounce status-as-text
+        status-in-base64 status-without-action yahoo-no-account yandex-no-such-user zimbra-rejected
+        zoho-invalid-address""",
+    "hard ann, soft bob": """
+        exim-two-recipients opensmtpd-two-recipients postfix-two-recipients qmail-two-recipients""",
+    "soft -": "unknown-recipient",
+    "soft ann": """
+        communigate-full courier-over-quota exchange-expired exchange-over-quota exchange-too-large exim-retry-timeout
+        gmail-account-disabled gmail-inbox-full gmail-receiving-rate gmx-mailbox-unavailable groupwise-mailbox-full
+        icloud-over-quota postfix-expired postfix-forwarded postfix-greylisted postfix-loop postfix-mailbox-full
+        postfix-refused-content postfix-unverified-recipient qmail-queued-too-long qmail-quota
+        sendmail-service-unavailable status-in-multipart-mixed wrong-code-for-full-mailbox yahoo-deferred-for-days
+        yahoo-mailbox-disabled zimbra-over-quota""",
+    "unsubscribed ann": "arf-opt-out arf-removal-recipient",
+}
+EXPECTED: Final = {name: words for words, names in CLASSES.items() for name in names.split()}
+NOT_YET: Final = {"yandex-no-such-user": "blocked ann"}
+"""What the parser finds in the files that it classifies wrong."""
+TO_BOTH: Final = """
+    arf-in-base64 arf-outlook arf-outlook-copy-only arf-recipient-in-copy arf-removal-recipient
+    arf-several-recipients exim-two-recipients opensmtpd-two-recipients postfix-two-recipients
+    qmail-two-recipients"""
+"""The files about emails to both Ann and Bob. All others are about emails to Ann alone."""
+
+
+def octets_of(name: str) -> bytes:
+    return (FOLDER / f"{name}.eml").read_bytes()
+
+
+def read(octets: bytes, *recipients: str) -> list[ProviderEvent]:
+    """The events in a message about an email to these recipients, or to Ann."""
+    return events_of(octets, EMAIL_ID, recipients or (ANN,), NOW)
+
+
+def recipients_of(name: str) -> tuple[str, ...]:
+    return (ANN, BOB) if name in TO_BOTH.split() else (ANN,)
+
+
+@cache
+def events_in(name: str) -> list[ProviderEvent]:
+    return read(octets_of(name), *recipients_of(name))
+
+
+def words(events: list[ProviderEvent]) -> str:
+    """The class and the recipient of each event: `hard ann, soft bob`."""
+    return ", ".join(f"{each.bounce or each.kind} {(each.recipient or '-').partition('@')[0]}" for each in events)
+
+
+def test_all_files_of_the_corpus_but_one_are_classified_right_and_name_their_email() -> None:
+    found = {path.stem: words(events_in(path.stem)) for path in FOLDER.glob("*.eml")}
+
+    assert found == {**EXPECTED, **NOT_YET}
+    assert {ADDRESS.find(octets_of(name).decode("latin-1")) for name in found} == {EMAIL_ID}
+
+
+def test_no_event_repeats_an_address_or_the_name_of_a_mailbox() -> None:
+    details = [(name, event.detail or "") for name in EXPECTED for event in events_in(name)]
+
+    assert [name for name, detail in details if "@" in detail or "ann" in detail.lower().split()] == []
+
+
+@pytest.mark.parametrize(
+    "line_ends",
+    [["\r\n"], ["\r"], ["\r\r\n"], ["\r\n", "\n"], ["\n", "\r\n", "\n"], ["\r\n", "\r\n", "\n"], ["\r\r\n", "\n"]],
+)
+def test_the_line_ends_of_a_message_change_no_event(line_ends: list[str]) -> None:
+    changed = []
+    for name in EXPECTED:
+        ends = cycle(end.encode() for end in line_ends)
+        octets = b"".join(line + next(ends) for line in octets_of(name).split(b"\n"))
+        if read(octets, *recipients_of(name)) != events_in(name):
+            changed.append(name)
+
+    assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("rfc822; ann+2Bnews@example.org", "ann+news@example.org"),
+        ("rfc822; ann+2bnews@example.org", "ann+news@example.org"),
+        ("rfc822; ann+2Bnews@example.org", "ann+2Bnews@example.org"),
+        ("rfc822; ann+news@example.org", "ann+news@example.org"),
+        ("rfc822; ann+ee@example.org", "ann+ee@example.org"),
+        ("rfc822; <ann+3Dx+2Bnews@example.org>", "ann=x+news@example.org"),
+        (r"utf-8; j\x{F6}rg@example.org", "jörg@example.org"),
+        (r"utf-8; j\x{00F6}rg\x{2B}news@example.org", "jörg+news@example.org"),
+        (r"utf-8; \x{1F600}@example.org", "\N{GRINNING FACE}@example.org"),
+        ("utf-8; j+C3+B6rg@example.org", "jörg@example.org"),
+        ("utf-8; jörg@example.org", "jörg@example.org"),
+        ("utf-8; jörg@müller.example", "jörg@xn--mller-kva.example"),
+        (r"utf-8; \x{D800}\x{110000}\x{FFFFFFFF}@example.org", None),
+    ],
+)
+@pytest.mark.parametrize("field", ["Original-Recipient", "Final-Recipient"])
+@pytest.mark.parametrize("part", ["delivery-status", "global-delivery-status"])
+def test_an_encoded_address_is_decoded_and_then_compared(
+    written: str, address: str | None, field: str, part: str
+) -> None:
+    octets = octets_of("postfix-user-unknown").replace(b"message/delivery-status", f"message/{part}".encode())
+    octets = b"\n".join(
+        line for line in octets.split(b"\n") if not line.startswith((b"Original-Recipient:", b"Final-Recipient:"))
+    ).replace(b"Action: failed", f"{field}: {written}\nAction: failed".encode())
+
+    (event,) = read(octets, address or ANN)
+
+    expected = (Bounce.HARD, normalised(address)) if address else (Bounce.SOFT, None)
+    assert (event.bounce, event.recipient) == expected
+
+
+SERVERS: Final = [
+    "Microsoft Exchange \u2039MicrosoftExchange329e@example.org\u203a <system@example.org>",
+    "MicrosoftExchange329e71ec88ae4615bbc36ab6ce41109e@example.org",
+    "Microsoft Outlook <MicrosoftExchange329e71ec@example.org>", "Exchange Server <system@example.org>",
+    "Mail Server <system@example.org>", "Mail Gateway <system@example.org>", "Maildaemon <system@example.org>",
+    "SMTP Gateway <system@example.org>", "SMTP Server <system@example.org>", "bounce@example.org", "ndr@example.org",
+    "Delivery Status Notification <system@example.org>", "Delivery Notification <system@example.org>", "<>",
+]  # fmt: skip
+PERSONS: Final = ["Ann <ann@example.org>", "Outlook Ann <ann@example.org>", "The Notifier <a@example.org>"]
+
+
+@pytest.mark.parametrize("sender", SERVERS + PERSONS)
+def test_a_text_from_a_server_is_a_bounce_and_a_text_from_a_person_is_not(sender: str) -> None:
+    octets = octets_of("domino-text-only").replace(b"From: postmaster@example.org", f"From: {sender}".encode())
+
+    assert words(read(octets)) == ("hard ann" if sender in SERVERS else "accepted -")
+
+
+@pytest.mark.parametrize("named", ["joann@example.org", "ann@example.org.uk", "x.ann@example.org", "ann@example.orgs"])
+def test_a_longer_address_in_a_text_is_not_the_recipient(named: str) -> None:
+    octets = octets_of("qmail-no-mailbox").replace(b"<ann@example.org>:", f"<{named}>:".encode())
+
+    assert words(read(octets)) == "soft -"
+
+
+def test_a_reason_that_is_not_about_the_recipient_makes_no_hard_bounce() -> None:
+    octets = octets_of("exim-two-recipients").replace(b"bob@example.org", b"eve@example.org")
+
+    assert words(read(octets, ANN, "eve@example.org", BOB)) == "hard ann, soft eve"
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "31 Dec 9999 23:59:59 -2359", "01 Jan 2001 00:00:00 +0000"])
+def test_an_implausible_date_is_replaced_by_the_time_of_receipt(date: str) -> None:
+    octets = octets_of("qmail-no-mailbox").replace(b"Date: Mon, 23 Nov 2026 10:00:00 +0000", f"Date: {date}".encode())
+
+    assert [event.happened_at for event in read(octets)] == [NOW]
+
+
+@given(st.binary(max_size=2000), st.sampled_from(sorted(EXPECTED.keys() - TO_BOTH.split())))
+def test_damaged_messages_never_become_hard_bounces_of_other_addresses(noise: bytes, name: str) -> None:
+    octets = octets_of(name)
+    middle = len(octets) // 2
+
+    events = read(octets[:middle] + noise + octets[middle:], BOB)
+
+    assert events
+    assert all(event.bounce is not Bounce.HARD and event.recipient in (None, BOB) for event in events)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "bounce"),
+    [
+        ("5.1.1", "", Bounce.HARD),
+        ("5.1.10", "", Bounce.HARD),
+        ("5.0.0", "550 User unknown", Bounce.HARD),
+        (None, "550 No such user here", Bounce.HARD),
+        ("5.0.0", "450 User unknown", Bounce.SOFT),
+        ("4.1.1", "User unknown", Bounce.SOFT),
+        ("5.1.1", "451 4.3.0 User unknown", Bounce.SOFT),
+        ("5.1.1", "The mailbox of this user is full", Bounce.SOFT),
+        ("5.1.1", "Temporary lookup failure", Bounce.SOFT),
+        ("5.2.1", "The account is disabled", Bounce.SOFT),
+        ("5.2.2", "", Bounce.SOFT),
+        ("5.3.4", "", Bounce.SOFT),
+        ("5.5.0", "550 no", Bounce.SOFT),
+        ("5.9.9", "", Bounce.SOFT),
+        (None, "", Bounce.SOFT),
+        ("5.7.1", "550 5.1.1 User unknown", Bounce.BLOCKED),
+        ("5.1.1", "550 Blocked by our policy", Bounce.BLOCKED),
+        ("5.1.8", "Domain of sender address does not resolve", Bounce.BLOCKED),
+        ("5.0.0", "550 Sender verify failed: no such user", Bounce.BLOCKED),
+        ("5.1.1", "host relay.blocklist.example.org said: 550 5.1.1 User unknown", Bounce.HARD),
+    ],
+)
+def test_the_class_follows_from_code_and_words(status: str | None, words: str, bounce: Bounce) -> None:
+    assert classify(status, words) is bounce
+
+
+def test_an_unknown_user_after_the_content_is_no_hard_bounce() -> None:
+    assert classify("5.0.0", "550 User unknown", after_data=True) is Bounce.SOFT
+    assert classify("5.1.1", "550 5.1.1 User unknown", after_data=True) is Bounce.HARD  # the code leaves no doubt
+
+
+@pytest.mark.parametrize("words", ["5.1.1.7", "15.1.1", "host 192.5.1.1", "Exchange 5.1.2600", "8.12.3"])
+def test_addresses_and_versions_are_no_status_codes(words: str) -> None:
+    assert ENHANCED.findall(words) == []
+
+
+def test_a_field_whose_encoding_is_damaged_keeps_its_text() -> None:
+    message = Message()
+    message["Subject"] = "=?utf-8?b?a?="
+
+    assert field(message, "Subject") == "=?utf-8?b?a?="
+
+
+CROWD: Final = (ANN, *(f"user{number}@example.org" for number in range(MAX_RECIPIENTS - 1)))
+HEAD: Final = "From: MAILER-DAEMON@mx.example.net\nSubject: Undelivered Mail\n"
+TEXT: Final = f"{HEAD}\n"
+HTML: Final = f"{HEAD}Content-Type: text/html\n\n"
+REPORT: Final = f"{HEAD}Content-Type: multipart/report; boundary=B\n\n--B\n\n"
+STATUS: Final = "\n--B\nContent-Type: message/delivery-status\n\n"
+GLOBAL: Final = "\n--B\nContent-Type: message/global-delivery-status\n\n"
+FEEDBACK: Final = f"{REPORT}\n--B\nContent-Type: message/feedback-report\n\nFeedback-Type: abuse\n"
+COPY: Final = f"{REPORT}\n--B\nContent-Type: message/feedback-report\n\n\n--B\nContent-Type: message/rfc822\n\n"
+ANN_FAILED: Final = f"Final-Recipient: rfc822; {ANN}\nAction: failed\n\n"
+NESTED: Final = HEAD + "".join(f"Content-Type: multipart/mixed; boundary={n}\n\n--{n}\n" for n in range(29))
+
+
+def _of_crowd(form: str) -> str:
+    return "".join(form.format(address) for address in CROWD)
+
+
+SHAPES: Final[Mapping[str, tuple[str, str]]] = {
+    # What a message begins with, and what is repeated until the message has the size that the monitor reads.
+    "blocks": (REPORT + STATUS, ANN_FAILED),
+    "blocks after a text about the recipient": (REPORT + f"<{ANN}> is here\n" * 400 + STATUS, ANN_FAILED),
+    "blocks after many paragraphs": (REPORT + f"<{ANN}> is here\n\n" * 400 + STATUS, ANN_FAILED),
+    "blocks after many reasons": (REPORT + f"550 {ANN}\n\n" * 400 + STATUS, ANN_FAILED),
+    "blocks of a crowd after a text about it": (
+        REPORT + _of_crowd("{} mailbox address message\n")[:9000] + STATUS,
+        _of_crowd("Final-Recipient: rfc822; {}\nAction: failed\n\n"),
+    ),
+    "blocks with long reasons": (REPORT + STATUS, ANN_FAILED[:-1] + f"Diagnostic-Code: smtp; {'mailbox ' * 1000}\n\n"),
+    "blocks with many codes": (REPORT + STATUS, ANN_FAILED[:-1] + f"Diagnostic-Code: smtp; {'5.4.1 ' * 1000}\n\n"),
+    "blocks of one field": (REPORT + STATUS, "Action: f\n\n"),
+    "blocks of nothing": (REPORT + STATUS, "a:\n\n"),
+    "blocks in UTF-8": (REPORT + GLOBAL, "Final-Recipient: utf-8; jörg@müller.example\nAction: failed\n\n"),
+    "blocks as text": (TEXT, ANN_FAILED),
+    "blocks in many text parts": (REPORT, f"--B\n\n{ANN_FAILED}"),
+    "parts": (REPORT, "--B\n\n"),
+    "nested parts": (NESTED, "x\n"),
+    "nested parts with dashes": (NESTED, "--1x\n"),
+    "text about a recipient": (TEXT, f"<{ANN}>:\n550 mailbox \n\n"),
+    "text about a crowd": (TEXT, _of_crowd("<{}>: mailbox address message")),
+    "text with almost-matching words": (TEXT, "mailbox address message account 5.4.1 sender "),
+    "text in UTF-8": (f"{HEAD}Content-Type: text/plain; charset=utf-8\n\n", "jörg@müller.example\n"),
+    "quoted text": (TEXT, "> > > >\n"),
+    "one long line": (TEXT, "a"),
+    "one long line of dashes": (TEXT, "- "),
+    "digits": (TEXT, "1."),
+    "spaces": (TEXT, " "),
+    "lines of spaces": (TEXT, "\n \t "),
+    "blank lines": (TEXT, "\n"),
+    "blank CRLF lines": (TEXT, "\r\n"),
+    "carriage returns": (TEXT, "\r"),
+    "short paragraphs": (TEXT, "x\n\n"),
+    "tags": (HTML, "<"),
+    "styles": (HTML, "<style "),
+    "line breaks": (HTML, "<br "),
+    "fields": (HEAD, "X-A: b\n"),
+    "a folded field": (HEAD, " b\n"),
+    "an encoded subject": ("From: MAILER-DAEMON\nSubject: ", "=?utf-8?q?a?= "),
+    "an encoded sender": ("Subject: x\nFrom: ", "=?utf-8?b?YQ==?= "),
+    "a long date": ("Date: ", "1 "),
+    "failed recipients": ("X-Failed-Recipients: ", f"{ANN}, "),
+    "parameters": (f"{HEAD}Content-Type: text/plain", ";a=b"),
+    "open parameters": (f"{HEAD}Content-Type: text/plain", ';a*1="b'),
+    "parts of a boundary": (f"{HEAD}Content-Type: multipart/mixed", '; boundar*1*="b"'),
+    "recipients of a complaint": (FEEDBACK, f"Original-Rcpt-To: {ANN}\n"),
+    "recipients in xtext": (FEEDBACK, "Original-Rcpt-To: a" + "+2B" * 300 + "@example.org\n"),
+    "mailboxes of a copy": (COPY, f"Delivered-To: {ANN}\n"),
+}
+
+
+@pytest.mark.parametrize("recipients", [(), (ANN,), CROWD], ids=["unknown", "one", "crowd"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_hostile_message_takes_little_cpu_time(shape: str, recipients: tuple[str, ...]) -> None:
+    beginning, repeated = (part.encode() for part in SHAPES[shape])
+    octets = (beginning + repeated * (MAX_OCTETS // len(repeated) + 1))[:MAX_OCTETS]
+
+    def parse() -> None:
+        with suppress(ValueError):  # the message is refused
+            events_of(octets, EMAIL_ID, recipients, NOW)
+
+    assert takes_cpu(parse, at_most=0.1)
+
+
+@pytest.mark.parametrize(("recipients", "most"), [((), MAX_UNKNOWN_RECIPIENTS), ((ANN,), 1), (CROWD[:7], 7)])
+def test_a_report_has_at_most_as_many_events_as_the_email_had_recipients(
+    recipients: tuple[str, ...], most: int
+) -> None:
+    octets = (REPORT + STATUS + ANN_FAILED * 200).encode()
+
+    assert len(events_of(octets, EMAIL_ID, recipients, NOW)) == most
+
+
+def test_blank_lines_before_a_status_do_not_hide_it() -> None:
+    status = b"Content-Type: message/delivery-status\n\n"
+    content = octets_of("postfix-user-unknown")
+
+    assert words(read(content.replace(status, status + b"\n" * MAX_OCTETS))) == "hard ann"
+
+
+def test_each_of_a_hundred_recipients_has_a_reason_of_its_own() -> None:
+    blocks = "".join(
+        f"Final-Recipient: rfc822; {address}\nAction: failed\nStatus: 5.1.1\n"
+        f"Diagnostic-Code: smtp; 550 5.1.1 <{address}>: Recipient address rejected: User unknown\n\n"
+        for address in CROWD
+    )
+
+    events = read((REPORT + STATUS + blocks).encode(), *CROWD)
+
+    assert [event.recipient for event in events] == list(CROWD)
+    assert {event.bounce for event in events} == {Bounce.HARD}

@@ -1,0 +1,522 @@
+"""What SendGrid, Amazon SES and Twilio report becomes events, once it is verified. No bystander is accused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher.config import load
+from dispatcher.domain.event import EventKind, ProviderEvent
+from dispatcher.domain.suppression import Reply
+from dispatcher.errors import ConfigurationError
+from dispatcher.events import sendgrid, ses, twilio
+from dispatcher.events.contract import EventsRefused, EventsUnreadable, ParsedEvents, Refusal, Skipped
+from dispatcher.events.sendgrid import SIGNATURE_HEADER, TIMESTAMP_HEADER, SendGridVerifier
+from dispatcher.events.twilio import TwilioVerifier, sign
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.events import EventRow
+from tests.events.requests import ANN, AT, TOPIC, SendGridKey, delivery, dumped, sendgrid_event, ses_event
+
+ID: Final = UUID("01938a7e-0000-7000-8000-000000000001")
+BOB: Final = "bob@example.org"
+HASHER: Final = AddressHasher(bytes(32))
+
+
+def words(parsed: ParsedEvents) -> str:
+    """The kind and the recipient of each event, and why others were skipped: `hard ann, malformed 1`."""
+    assert all((each.kind is EventKind.BOUNCED) is (each.bounce is not None) for each in parsed.events)
+    events = [f"{each.bounce or each.kind} {(each.recipient or '-').partition('@')[0]}" for each in parsed.events]
+    return ", ".join(events + [f"{why} {count}" for why, count in parsed.skipped.items()])
+
+
+def only(parsed: ParsedEvents) -> ProviderEvent:
+    (found,) = parsed.events
+    return found
+
+
+# SendGrid's signatures. The example is in the tests of SendGrid's own libraries.
+KEY: Final = (
+    "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE83T4O/n84iotIvIW4mdBgQ/7dAfSmpqIM8kF9mN1flpVKS3GRqe62gw+2fNNRaINXvVpiglSI8eNEc"
+    "6wEA3F+g=="
+)
+SIGNATURE: Final = "MEUCIGHQVtGj+Y3LkG9fLcxf3qfI10QysgDWmMOVmxG0u6ZUAiEAyBiXDWzM+uOe5W0JuG+luQAbPIqHh89M15TluLtEZtM="
+HEADERS: Final = {SIGNATURE_HEADER: SIGNATURE, TIMESTAMP_HEADER: "1600112502"}
+BODY: Final = (
+    b'[{"email":"hello@world.com","event":"dropped","reason":"Bounced Address",'
+    b'"sg_event_id":"ZHJvcC0xMDk5NDkxOS1MUnpYbF9OSFN0T0doUTRrb2ZTbV9BLTA",'
+    b'"sg_message_id":"LRzXl_NHStOGhQ4kofSm_A.filterdrecv-p3mdw1-756b745b58-kmzbl-18-5F5FC76C-9.0",'
+    b'"smtp-id":"<LRzXl_NHStOGhQ4kofSm_A@ismtpd0039p1iad1.sendgrid.net>","timestamp":1600112492}]\r\n'
+)
+
+
+def verify(keys: list[str], headers: dict[str, str], body: bytes, *, seconds: float = 0, now: float = 0) -> None:
+    """Verifies a request; `seconds` 0 allows any age."""
+    verifier = SendGridVerifier(keys, max_age_seconds=seconds, clock=lambda: now)
+    verifier.verify(verifier.check_headers(headers), body)
+
+
+def refusal(*arguments: Any, **named: Any) -> Refusal:
+    with pytest.raises(EventsRefused) as refused:
+        verify(*arguments, **named)
+    return refused.value.refusal
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        *((HEADERS, body) for body in (BODY[:-2], BODY.replace(b"dropped", b"deliver"), b"", b"[]")),
+        ({}, BODY),
+        *(({**HEADERS, SIGNATURE_HEADER: text}, BODY) for text in ("", "!!!", "é", "AAAA" * 10_000, "AAAA")),
+        *(({**HEADERS, TIMESTAMP_HEADER: text}, BODY) for text in ("", "now", "-1", "9" * 5000, "١٦٠", "1600112503")),
+    ],
+)
+def test_sendgrids_own_example_verifies_only_unchanged(headers: dict[str, str], body: bytes) -> None:
+    verify([KEY], HEADERS, BODY)
+
+    assert refusal([KEY], headers, body) is Refusal.SIGNATURE
+
+
+def test_each_of_two_keys_of_sendgrid_verifies_during_a_rotation_and_a_third_does_not() -> None:
+    old, new, foreign = SendGridKey(), SendGridKey(), SendGridKey()
+    keys = [old.public, new.public]
+
+    verify(keys, old.headers(b"[]"), b"[]")
+    verify(keys, new.headers(b"[]"), b"[]")
+    assert refusal(keys, foreign.headers(b"[]"), b"[]") is Refusal.SIGNATURE
+
+
+@pytest.mark.parametrize(("age", "is_fresh"), [(0, True), (89_999, True), (90_001, False), (-599, True), (-601, False)])
+def test_a_signature_is_valid_for_a_time_and_a_little_ahead_of_our_clock(age: float, is_fresh: bool) -> None:
+    key = SendGridKey()
+    request = [key.public], key.headers(b"[]", timestamp=1_000_000), b"[]"
+
+    if is_fresh:
+        verify(*request, seconds=90_000, now=1_000_000 + age)
+    else:
+        assert refusal(*request, seconds=90_000, now=1_000_000 + age) is Refusal.STALE
+
+
+@pytest.mark.parametrize("text", ["x", "AAAA", "-----BEGIN PUBLIC KEY-----", KEY[:-8], ","])
+def test_a_setting_that_is_not_a_public_key_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="DISPATCHER_SENDGRID_EVENTS_KEYS"):
+        load({"DISPATCHER_SENDGRID_EVENTS_KEYS": text})
+
+
+def test_a_key_that_is_not_on_the_curve_is_refused() -> None:
+    (key,) = load({"DISPATCHER_SENDGRID_EVENTS_KEYS": f"{KEY[:60]}AAAA{KEY[64:]}"}).sendgrid_events_keys
+
+    with pytest.raises(ConfigurationError, match="P-256"):
+        SendGridVerifier([key], max_age_seconds=0)
+
+
+def test_keys_come_from_a_file_with_one_key_per_line(tmp_path: Path) -> None:
+    other = SendGridKey().public
+    (tmp_path / "keys").write_text(f"{KEY}\n{other}\n")
+
+    assert load({"DISPATCHER_SENDGRID_EVENTS_KEYS_FILE": str(tmp_path / "keys")}).sendgrid_events_keys == (KEY, other)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected", "code"),
+    [
+        ({"event": "processed"}, "accepted", None),
+        ({"event": "delivered", "response": "250 OK"}, "delivered", "250"),
+        ({"event": "deferred", "response": "400 try again", "attempt": "5"}, "deferred", "400"),
+        ({"event": "bounce", "type": "bounce", "status": "5.1.1"}, "hard", "5.1.1"),
+        ({"event": "bounce", "type": "bounce"}, "hard", None),
+        ({"event": "bounce", "type": "blocked", "status": "5.7.1"}, "blocked", "5.7.1"),
+        ({"event": "bounce", "type": "bounce", "status": "5.2.2"}, "soft", "5.2.2"),
+        ({"event": "bounce", "type": "bounce", "status": "4.0.0"}, "soft", "4.0.0"),
+        ({"event": "bounce", "status": "5.1.1"}, "soft", "5.1.1"),
+        ({"event": "bounce", "type": ["bounce"], "status": 511}, "soft", None),
+        ({"event": "dropped", "reason": "Bounced Address"}, "rejected", None),
+        ({"event": "spamreport"}, "complained", None),
+        ({"event": "unsubscribe"}, "unsubscribed", None),
+        ({"event": "group_unsubscribe", "asm_group_id": 10}, "unsubscribed", "group"),
+        ({"event": "open"}, "opened", None),
+        ({"event": "click", "url": "https://example.com/"}, "clicked", None),
+    ],
+)
+def test_every_kind_of_sendgrids_events_is_known(event: dict[str, Any], expected: str, code: str | None) -> None:
+    parsed = sendgrid.parse(dumped([sendgrid_event(ID, **event)]))
+
+    found = only(parsed)
+    assert (found.email_id, found.provider, found.happened_at, found.recipient) == (ID, "sendgrid", AT, ANN)
+    assert (words(parsed), found.code) == (f"{expected} ann", code)
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "two", "is_same"),
+    [
+        ("click", {"url": "https://a.example/"}, {"url": "https://b.example/"}, False),
+        ("delivered", {"sg_event_id": "a"}, {"sg_event_id": "b"}, True),  # a retry has a new id
+    ],
+)
+def test_clicks_of_one_second_differ_by_their_url_and_a_retry_is_the_same_event(
+    kind: str, one: dict[str, str], two: dict[str, str], *, is_same: bool
+) -> None:
+    first, second = sendgrid.parse(dumped([sendgrid_event(ID, kind, **each) for each in (one, two)])).events
+
+    assert (first.key(None) == second.key(None)) is is_same
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        *(({"email_id": value}, Skipped.FOREIGN) for value in (None, "17", [str(ID)])),
+        ({"event": "invented"}, Skipped.UNKNOWN_KIND),
+        ({"event": "group_resubscribe"}, Skipped.IGNORED),
+        *(({"event": value}, Skipped.MALFORMED) for value in (None, ["delivered"])),
+        *(({"timestamp": value}, Skipped.MALFORMED) for value in (None, "1600112492", True, -1, 10**12, 10**30)),
+    ],
+)
+def test_an_event_that_is_not_ours_or_not_valid_is_counted_and_the_others_are_kept(
+    event: dict[str, Any], why: Skipped
+) -> None:
+    body = json.dumps([sendgrid_event(ID), {**sendgrid_event(ID), **event}, sendgrid_event(ID, "open")]).encode()
+
+    assert words(sendgrid.parse(body)) == f"delivered ann, opened ann, {why} 1"
+
+
+@pytest.mark.parametrize(
+    ("body", "skipped"),
+    [
+        *((body, 1) for body in (b"[[]]", b"[null]", b"[1]", b'"x"', b"null", b"17", b'[{"event":{}}]')),
+        (b'{"event":"delivered"}', 1),
+        (b"[]", 0),
+    ],
+)
+def test_json_of_another_form_is_counted(body: bytes, skipped: int) -> None:
+    parsed = sendgrid.parse(body)
+
+    assert (parsed.events, parsed.skipped.total()) == ([], skipped)
+
+
+@pytest.mark.parametrize("body", [b"", b"[", b"x", b"[" * 100_000 + b"]" * 100_000, b"\xff\xfe"])
+def test_a_body_that_is_not_json_is_unreadable(body: bytes) -> None:
+    with pytest.raises(EventsUnreadable):
+        sendgrid.parse(body)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        rb'"\ud800"', rb'"\u0000"', b'"\x01"', b'"\xff\xfe"', b"1" * 5000, b"1e999", b"-" + b"9" * 400, b"NaN",
+        b'{"a":' * 900 + b"1" + b"}" * 900,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", [b"reason", b"url", b"email", b"response", b"status", b"type", b"other"])
+def test_one_odd_value_costs_no_other_event(name: bytes, odd: bytes) -> None:
+    event = dumped(sendgrid_event(ID, "bounce"))[:-1]
+    parsed = sendgrid.parse(b"[" + event + b',"' + name + b'":' + odd + b"}," + event + b"}]")
+
+    assert len(parsed.events) == 2
+    for row in (EventRow.of(each, HASHER) for each in parsed.events):
+        assert all("\0" not in text for text in (row.code, row.detail) if text)
+        f"{row.code}{row.detail}".encode()
+
+
+# Notices of Amazon SES.
+TIMESTAMP: Final = "2026-11-23T12:00:01.000Z"
+BOTH: Final = {"destination": [ANN, BOB]}
+
+
+def recipient(address: str = ANN, **more: Any) -> dict[str, Any]:
+    return {"emailAddress": address, **more}
+
+
+def bounce(kind: str, subtype: str, *recipients: dict[str, Any], name: str = "eventType") -> Any:
+    facts = {"bounceType": kind, "bounceSubType": subtype, "timestamp": TIMESTAMP}
+    return ses_event(ID, "Bounce", name, bounce={**facts, "bouncedRecipients": list(recipients or [recipient()])})
+
+
+def complaint(*recipients: dict[str, Any], mail: Any = None, **more: Any) -> Any:
+    facts = {"timestamp": TIMESTAMP, "complainedRecipients": list(recipients), **more}
+    return ses_event(ID, "Complaint", complaint=facts, mail=mail or {})
+
+
+def subscription(**preferences: Any) -> Any:
+    return ses_event(ID, "Subscription", subscription={"newTopicPreferences": preferences})
+
+
+TRANSIENT: Final = ("General", "MailboxFull", "MessageTooLarge", "ContentRejected", "AttachmentRejected")
+TOPICS: Final = [{"topicName": "a", "subscriptionStatus": "OptOut"}]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (ses_event(ID, "Send", send={}), "accepted ann"),
+        (delivery(ID), "delivered ann"),
+        (ses_event(ID, "DeliveryDelay", deliveryDelay={"delayedRecipients": [recipient()]}), "deferred ann"),
+        *((bounce("Permanent", name), "hard ann") for name in ("General", "NoEmail", "Suppressed")),
+        (bounce("Permanent", "OnAccountSuppressionList"), "hard ann"),
+        *((bounce("Transient", name), "soft ann") for name in TRANSIENT),
+        (bounce("Undetermined", "Undetermined"), "soft ann"),
+        (bounce("permanent?", ""), "soft ann"),
+        (bounce("Permanent", "General", name="notificationType"), "hard ann"),  # of a feedback notification
+        (complaint(recipient()), "complained ann"),
+        (complaint(recipient(), complaintFeedbackType="abuse"), "complained ann"),
+        (complaint(recipient(ANN), recipient(BOB)), "complained -"),
+        (complaint(), "complained ann"),
+        (complaint(mail=BOTH), "complained -"),
+        (complaint(recipient(), complaintFeedbackType="not-spam"), "ignored 1"),
+        (ses_event(ID, "Reject", reject={"reason": "Bad content"}), "rejected ann"),
+        (ses_event(ID, "Reject", reject={"reason": "Bad content"}, mail=BOTH), "rejected ann, rejected bob"),
+        (ses_event(ID, "Rendering Failure", failure={"errorMessage": "no attribute"}), "rejected ann"),
+        (subscription(unsubscribeAll=True), "unsubscribed ann"),
+        (subscription(unsubscribeAll=False, topicSubscriptionStatus=TOPICS), "ignored 1"),
+        (ses_event(ID, "Open", open={"timestamp": TIMESTAMP}), "opened ann"),
+        (ses_event(ID, "Open", open={"timestamp": TIMESTAMP}, mail=BOTH), "opened -"),
+        (ses_event(ID, "Click", click={"timestamp": TIMESTAMP, "link": "https://example.com/"}), "clicked ann"),
+        (ses_event(None, "Bounce", "notificationType", bounce={}), "foreign 1"),
+        (ses_event("17"), "foreign 1"),
+        (ses_event(ID, mail={"tags": {"email_id": [str(ID), str(ID)]}}), "foreign 1"),
+        (ses_event(ID, mail={"tags": "x"}), "foreign 1"),
+        ({"eventType": "Delivery"}, "foreign 1"),
+        (ses_event(ID, "Invented"), "unknown_kind 1"),
+        ({"notificationType": "AmazonSnsSubscriptionSucceeded"}, "ignored 1"),
+        (ses_event(ID, mail={"timestamp": "yesterday"}), "malformed 1"),
+        (ses_event(ID, mail={"timestamp": "9999-12-31T23:59:59-23:59"}), "malformed 1"),
+        (ses_event(ID, mail={"timestamp": "0001-01-01T00:00:00+23:59"}), "malformed 1"),
+        (ses_event(ID, mail={"timestamp": 17}), "malformed 1"),
+        ({"eventType": ["Delivery"]}, "malformed 1"),
+        ({}, "malformed 1"),
+        ([], "malformed 1"),
+        (None, "malformed 1"),
+    ],
+)
+def test_every_kind_of_notice_of_ses_is_known_and_others_are_counted(document: Any, expected: str) -> None:
+    parsed = ses.parse(document)
+
+    assert words(parsed) == expected
+    assert {(each.email_id, each.provider) for each in parsed.events} <= {(ID, "ses")}
+
+
+def test_a_bounce_of_several_recipients_is_an_event_for_each_and_its_stored_detail_has_no_address() -> None:
+    bob = recipient(f"Bob <{BOB}>", status="5.2.1", diagnosticCode=f"smtp; 550 5.2.1 <{BOB}> disabled\0\u202e")
+    notice = bounce("Permanent", "General", recipient(status="5.1.1", action="failed"), bob)
+
+    one, two = ses.parse(notice).events
+
+    assert (one.recipient, one.code, one.happened_at) == (ANN, "5.1.1", AT.replace(second=1))
+    assert (two.recipient, two.code) == (f"Bob <{BOB}>", "5.2.1")
+    assert EventRow.of(two, HASHER).detail == "Permanent: General: smtp; 550 5.2.1 <address> disabled"
+    (rejected,) = ses.parse(ses_event(ID, "Reject", reject={"reason": "Bad content"})).events
+    assert rejected.detail == "Bad content"
+
+
+def enveloped(notice: Any, topic: str = TOPIC) -> str:
+    return json.dumps({"Type": "Notification", "TopicArn": topic, "Message": json.dumps(notice)})
+
+
+RAW: Final = json.dumps(delivery(ID))
+BRIDGED: Final = {"version": "0", "detail-type": "Email Delivered", "source": "aws.ses", "detail": delivery(ID)}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "expected_of_topic"),
+    [
+        (enveloped(delivery(ID)), "delivered ann", "delivered ann"),
+        (enveloped(delivery(ID), "arn:aws:sns:eu-west-1:999999999999:evil"), "delivered ann", "foreign 1"),
+        (RAW, "delivered ann", "foreign 1"),
+        (json.dumps(BRIDGED), "delivered ann", "foreign 1"),
+        (json.dumps({"TopicArn": TOPIC, **delivery(ID)}), "delivered ann", "foreign 1"),
+        (json.dumps({"TopicArn": TOPIC, "Type": "Notification", "Message": delivery(ID)}), "malformed 1", "foreign 1"),
+        (json.dumps({"TopicArn": TOPIC, **BRIDGED}), "delivered ann", "foreign 1"),
+        (json.dumps({**BRIDGED, "source": "custom.app"}), "foreign 1", "foreign 1"),
+        ("Successfully validated", "malformed 1", "malformed 1"),
+        ("[]", "malformed 1", "foreign 1"),
+        ('{"Type": "Notification", "Message": 17}', "malformed 1", "foreign 1"),
+    ],
+)
+def test_a_queue_may_be_behind_sns_or_eventbridge_and_if_topics_are_set_only_their_messages_count(
+    text: str, expected: str, expected_of_topic: str
+) -> None:
+    assert words(ses.events_of_message(text)) == expected
+    assert words(ses.events_of_message(text, [TOPIC])) == expected_of_topic
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Successfully validated SNS topic for Amazon SES event publishing.", "ignored 1"),
+        ("", "ignored 1"),
+        ('{"eventType": ', "malformed 1"),
+        ('{"a":' * 100_000, "malformed 1"),
+    ],
+)
+def test_the_test_message_of_ses_is_ignored_and_broken_json_is_counted(text: str, expected: str) -> None:
+    assert words(ses.parse_text(text)) == expected
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+_names = st.sampled_from(["event", "timestamp", "email_id", "email", "type", "status", "reason", "response", "url"])
+_values = st.sampled_from(["bounce", "delivered", "click", str(ID), 1_600_000_000])
+_kinds = st.sampled_from(
+    ["Send", "Delivery", "DeliveryDelay", "Bounce", "Complaint", "Reject", "Rendering Failure", "Subscription", "Open"]
+)
+_fields = st.sampled_from(
+    ["bounce", "delivery", "complaint", "deliveryDelay", "reject", "open", "subscription", "failure"]
+)
+_facts = st.sampled_from([
+    "bouncedRecipients", "recipients", "complainedRecipients", "delayedRecipients", "timestamp", "bounceType", "link",
+    "smtpResponse", "newTopicPreferences", "reason",
+])  # fmt: skip
+_mail = st.dictionaries(st.sampled_from(["destination", "timestamp"]), _json)
+
+
+@given(st.lists(st.dictionaries(_names, _json | _values), max_size=4))
+def test_no_json_of_sendgrid_raises(events: list[dict[str, Any]]) -> None:
+    parsed = sendgrid.parse(json.dumps(events).encode())
+
+    assert len(parsed.events) + parsed.skipped.total() == len(events)
+    for each in parsed.events:
+        EventRow.of(each, HASHER)
+
+
+@given(_kinds, _fields, st.dictionaries(_facts, _json), _mail)
+def test_no_json_of_ses_raises(kind: str, field: str, facts: dict[str, Any], mail: dict[str, Any]) -> None:
+    parsed = ses.parse_text(json.dumps({**ses_event(ID, kind, mail=mail), field: facts}))
+
+    assert parsed.events or parsed.skipped
+    for each in parsed.events:
+        EventRow.of(each, HASHER)
+
+
+# Twilio. The example is in Twilio's documentation on security, and in the tests of its SDK.
+NUMBER: Final = "+4915112345678"
+TOKEN: Final = "12345"
+URL: Final = "https://mycompany.com/myapp.php?foo=1&bar=2"
+FORM: Final = {
+    "CallSid": "CA1234567890ABCDE",
+    "Caller": "+14158675309",
+    "Digits": "1234",
+    "From": "+14158675309",
+    "To": "+18005551212",
+}
+SIGNED: Final = {twilio.SIGNATURE_HEADER: "RSOYDt4T1cUTdK1PDd93/VVr8B8="}
+SHA_256: Final = {twilio.SETTINGS_HEADER: "key=webhooks_sharedkey_1,algorithm=HMAC_SHA256"}
+
+
+def signed(token: str = TOKEN, url: str = URL, *more: str) -> dict[str, str]:
+    """The header with a signature of FORM."""
+    return {twilio.SIGNATURE_HEADER: sign(token, url, FORM, *more)}
+
+
+def verify_form(headers: dict[str, str], url: str = URL, form: Any = FORM, secrets: tuple[str, ...] = (TOKEN,)) -> Any:
+    verifier, body = TwilioVerifier(secrets), form if isinstance(form, bytes) else urlencode(form).encode()
+    return verifier.verify(verifier.check_headers(headers), url, body)
+
+
+PORT_443: Final = URL.replace(".com", ".com:443")
+CAPITALS: Final = "https://Mail.Example.com{}/v1/events/twilio"
+
+
+@pytest.mark.parametrize(
+    ("headers", "url"),
+    [
+        (SIGNED, URL),
+        (signed(), URL),
+        (SIGNED, PORT_443),  # the port of the scheme makes no difference
+        (signed(url=PORT_443), URL),
+        (signed(url=PORT_443), PORT_443),
+        *((SIGNED, each.replace("//", "//user:pass@")) for each in (URL, PORT_443)),  # Twilio signs no user
+        *((SIGNED, each.replace("//", "//user@")) for each in (URL, PORT_443)),
+        *((SIGNED, each.replace("//", "//us%40er:pa%2Fss@")) for each in (URL, PORT_443)),
+        (signed(url=CAPITALS.format("")), CAPITALS.format(":8443")),  # the host is signed as it is written
+        ({**signed("shared", URL, "sha256"), **SHA_256}, URL),
+    ],
+)
+def test_twilios_example_and_other_signatures_of_its_forms_verify(headers: dict[str, str], url: str) -> None:
+    assert verify_form(headers, url, secrets=(TOKEN, "shared")) == FORM
+
+
+@pytest.mark.parametrize(
+    ("headers", "url", "form"),
+    [
+        ({}, URL, FORM),
+        *(({twilio.SIGNATURE_HEADER: text}, URL, FORM) for text in ("", "?", "A" * 9999, "AAAA")),
+        (signed(TOKEN, URL, "sha256"), URL, FORM),
+        (signed("shared", URL, "sha256"), URL, FORM),
+        (signed("other"), URL, FORM),
+        (SIGNED, URL.replace("foo=1", "foo=2"), FORM),
+        *((SIGNED, URL, {**FORM, **changed}) for changed in ({"Digits": "1235"}, {"More": "1"})),
+        (SIGNED, URL, urlencode([*FORM.items(), ("To", "+1")]).encode()),
+        ({**SIGNED, twilio.SETTINGS_HEADER: "algorithm=NONE"}, URL, FORM),
+        (signed(""), URL, FORM),
+    ],
+)
+def test_a_forged_request_of_twilio_is_refused(headers: dict[str, str], url: str, form: Any) -> None:
+    with pytest.raises(EventsRefused):
+        verify_form(headers, url, form, (TOKEN, "shared"))
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"a", b"&".join([b"a=1"] * 201), b"a=%", b"a=%4", b"a=%g1"])
+def test_a_body_that_is_no_form_is_unreadable(body: bytes) -> None:
+    with pytest.raises(EventsUnreadable):
+        verify_form(SIGNED, form=body)
+
+
+@pytest.mark.parametrize(
+    ("email_id", "status", "code", "expected"),
+    [
+        (str(ID), "queued", "", "accepted"),
+        (str(ID), "sent", "0", "accepted"),
+        (str(ID), "delivered", "", "delivered"),
+        (str(ID), "undelivered", "30005", "hard"),
+        (str(ID), "undelivered", "30003", "soft"),
+        (str(ID), "undelivered", "30007", "blocked"),
+        (str(ID), "failed", "30001", "rejected"),
+        (str(ID), "failed", "21610", "unsubscribed"),
+        ("17", "sent", "", "foreign"),
+        ("17", "invented", "", "unknown_kind"),
+        ("17", "scheduled", "", "ignored"),
+        ("17", "", "", "malformed"),
+    ],
+)
+def test_a_status_of_twilio_is_an_event_or_counted(email_id: str, status: str, code: str, expected: str) -> None:
+    form = {"MessageSid": "SM1", "MessageStatus": status, "ErrorCode": code, "To": NUMBER}
+
+    parsed = twilio.parse_status(email_id, form)
+
+    assert words(parsed) == f"{expected} {NUMBER if parsed.events else 1}"
+    assert {each.email_id for each in parsed.events} <= {ID}
+
+
+def test_a_repeated_status_of_twilio_is_the_same_event() -> None:
+    form = {"MessageSid": "SM1", "MessageStatus": "delivered", "To": NUMBER}
+
+    first, second, third = (only(twilio.parse_status(str(ID), {**form, "MessageSid": sid})) for sid in ("1", "1", "2"))
+
+    assert first.key(b"1") == second.key(b"1") != third.key(b"1")
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"Body": "STOP"}, (NUMBER, Reply.STOP)),
+        ({"Body": "arrêt", "OptOutType": "STOP"}, (NUMBER, Reply.STOP)),  # Twilio's own classification comes first
+        ({"Body": "Start"}, (NUMBER, Reply.START)),
+        ({"Body": "HELP", "OptOutType": "HELP"}, (NUMBER, None)),
+        ({}, (NUMBER, None)),
+        ({"From": "ann"}, None),
+        ({"MessageSid": "x"}, None),
+        ({"From": "whatsapp:+4915112345678"}, None),
+    ],
+)
+def test_an_sms_from_a_recipient_has_a_number_and_its_reply(form: dict[str, str], expected: object) -> None:
+    sms = twilio.parse_inbound({"MessageSid": "SM" + "0" * 32, "From": NUMBER, **form})
+
+    assert (sms and (sms.number, sms.reply)) == expected
