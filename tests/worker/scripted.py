@@ -76,19 +76,21 @@ class ScriptedProvider:
 
 
 class ScriptedPrompt(ScriptedProvider):
-    """Begins each attempt without a task, unless `is_idle` is False. A test sets the outcomes of the attempts, which
-    are in `begun`."""
+    """Begins each attempt without a task, unless `is_idle` is False; then puts the email on the wire, if `leaves`. A
+    test sets the outcomes of the attempts, which are in `begun`."""
 
-    def __init__(self, *, is_idle: bool = True) -> None:
+    def __init__(self, *, is_idle: bool = True, leaves: bool = True) -> None:
         super().__init__()
         self._is_idle = is_idle
+        self._leaves = leaves
         self.begun: list[asyncio.Future[Outcome]] = []
 
     def begin(self, _: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
         """See `contract.PromptProvider.begin`."""
         if not self._is_idle:
             return None
-        attempt.mark_on_wire()
+        if self._leaves:
+            attempt.mark_on_wire()
         self.begun.append(asyncio.get_running_loop().create_future())
         return self.begun[-1]
 
@@ -126,11 +128,21 @@ def answer(outcome: Outcome) -> Act:
     return act
 
 
-async def accept_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Puts the email on the wire, and accepts it after `let_go`."""
-    attempt.mark_on_wire()
-    await provider.wait(email.email_id)
-    return provider.accept(email.email_id)
+def answer_when_let_go(outcome: Outcome) -> Act:
+    """Puts the email on the wire, and answers with this outcome after `let_go`."""
+
+    async def act(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        attempt.mark_on_wire()
+        await provider.wait(email.email_id)
+        return provider.accept(email.email_id) if isinstance(outcome, Accepted) else outcome
+
+    return act
+
+
+accept_when_let_go = answer_when_let_go(Accepted())
+throttle_when_let_go = answer_when_let_go(
+    Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # one email with this retry time starts a pause
+)
 
 
 async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -139,17 +151,16 @@ async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, at
     return await accept(provider, email, attempt)
 
 
-async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Puts the email on the wire, and throttles after `let_go`."""
-    attempt.mark_on_wire()
-    await provider.wait(email.email_id)
-    return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # one email with this retry time starts a pause
-
-
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Accepts the email, and never answers."""
     attempt.mark_on_wire()
     provider.accept(email.email_id)
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def never_leave(_provider: ScriptedProvider, _email: OutgoingEmail, _attempt: Attempt) -> Outcome:
+    """Waits for ever, as for a connection."""
     await asyncio.Event().wait()
     raise AssertionError
 

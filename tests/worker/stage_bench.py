@@ -119,11 +119,12 @@ class FakeStore(LeaseStore):
 
     `lose`: for each statement, the next calls whose reply is lost; True: it commits first. `refused`: emails whose
     results PostgreSQL refuses. `events`: the committed changes. `batches`: the outcomes of each call of `record`,
-    sorted.
+    sorted. `lease_ends`: when each lease ends, by the loop's clock.
     """
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+        self.lease_ends: dict[UUID, float] = {}
         self.suppressions = NobodySuppressed()
         self.rows: dict[UUID, Row] = {}
         self.emails: dict[UUID, OutgoingEmail] = {}
@@ -234,6 +235,7 @@ class FakeStore(LeaseStore):
             row.status = result.status
             row.ours = result.status is Status.SENDING
             row.attempts += result.status is Status.SENDING
+            self.lease_ends[result.email_id] = asyncio.get_running_loop().time() + (result.lease_seconds or 0.0)
             self.events.append(("record", result.email_id))
         return is_ours
 
@@ -311,6 +313,12 @@ class VirtualBreakerListener(BreakerListener):
         """See the real class."""
         clock = asyncio.get_running_loop().time
         return CircuitBreaker(clock, lambda *change: self._on_change(provider, *change), window=window)
+
+
+def slots_in_use(ledger: Path) -> int:
+    """The number of a ledger's slots that are in use. The header and each slot have 512 octets."""
+    content = ledger.read_bytes()
+    return sum(content[at] != 0 for at in range(512, len(content), 512))
 
 
 def key_of(email_id: UUID) -> str:
@@ -416,9 +424,12 @@ class StageBench:
 
     @property
     def slots_in_use(self) -> int:
-        """The number of ledger slots that are in use."""
-        content = self.ledger.path.read_bytes()
-        return sum(content[at] != 0 for at in range(512, len(content), 512))
+        return slots_in_use(self.ledger.path)
+
+    @property
+    def words(self) -> list[str]:
+        """The kinds of all committed changes and settled messages, in order."""
+        return [word for word, _ in self.store.events]
 
     def statuses(self) -> Counter[Status]:
         """The number of rows per status."""
