@@ -34,16 +34,13 @@ class ScriptedProvider:
 
     @property
     def name(self) -> str:
-        """The name given to the constructor."""
         return self._name
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities given to the constructor."""
         return self._capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Runs the next act for this email."""
         self.calls.append(email.email_id)
         script = self.script[email.email_id]
         act = script.popleft() if script else self.always
@@ -58,11 +55,9 @@ class ScriptedProvider:
         """Does nothing."""
 
     def let_go(self) -> None:
-        """Ends all current and later waits."""
         self._let_go.set()
 
     async def wait(self, email_id: UUID) -> None:
-        """Waits for `let_go`."""
         self.waiting.add(email_id)
         try:
             await self._let_go.wait()
@@ -70,7 +65,6 @@ class ScriptedProvider:
             self.waiting.discard(email_id)
 
     def accept(self, email_id: UUID) -> Accepted:
-        """Accepts the email, and counts it."""
         self.accepted[email_id] += 1
         return Accepted(f"<{email_id}>", "250 ok")
 
@@ -86,7 +80,6 @@ class ScriptedPrompt(ScriptedProvider):
         self.begun: list[asyncio.Future[Outcome]] = []
 
     def begin(self, _: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """See `contract.PromptProvider.begin`."""
         if not self._is_idle:
             return None
         if self._leaves:
@@ -105,13 +98,11 @@ class ScriptedBulk(ScriptedProvider):
         return BulkEntry("all", 1, 100, email)
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
-        """Accepts all emails."""
         attempt.mark_on_wire()
         return [self.accept(part.content.email_id) for part in parts]
 
 
 async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Accepts the email."""
     attempt.mark_on_wire()
     await asyncio.sleep(0)
     return provider.accept(email.email_id)

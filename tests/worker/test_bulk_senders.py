@@ -21,7 +21,6 @@ from dispatcher.providers.contract import Provider
 from dispatcher.providers.ses.responses import BY_ENTRY
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import LeaseExpired
-from tests.providers import sendgrid_schema
 from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, an_email
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
@@ -126,30 +125,6 @@ async def ses(tmp_path: Path) -> AsyncIterator[SesPlace]:
     """The ses adapter and an SES double."""
     async with ses_place(tmp_path / "ses") as opened:
         yield opened
-
-
-async def test_a_request_follows_sendgrids_rules_and_each_email_has_its_own_values(place: SendGridPlace) -> None:
-    emails = [
-        templated(1, subject="One", headers={"List-Unsubscribe": "<https://example.org/1>"}, tags=("receipt",)),
-        templated(2, to=('"Doe, Ann" <ann@example.com>',), cc=("bob@example.com",), tags=("receipt",)),
-        templated(3, to=(), bcc=("cleo@example.com", "dan@example.com"), tags=("receipt",)),
-    ]
-
-    await send_all(place, 100, emails)
-
-    (document,) = place.double.received
-    sendgrid_schema.check(document)
-    people = document.pop("personalizations")
-    sender = {"email": "shop@example.org", "name": "Shop"}
-    assert document == {"from": sender, "template_id": "d-1", "categories": ["receipt"]}
-    owners = [one["custom_args"]["email_id"] for one in people]
-    assert owners == [str(emails[at].email_id) for at in (0, 1, 2, 2)]
-    assert [one["headers"]["Message-ID"] for one in people] == [f"<{owner}@example.org>" for owner in owners]
-    assert people[0]["subject"] == "One"
-    assert people[0]["headers"]["List-Unsubscribe"] == "<https://example.org/1>"
-    assert people[1]["to"] == [{"email": "ann@example.com", "name": '"Doe, Ann"'}]
-    assert people[1]["cc"] == [{"email": "bob@example.com"}]
-    assert [one["dynamic_template_data"]["order"] for one in people] == ["A1", "A2", "A3", "A3"]
 
 
 def common_fields() -> list[OutgoingEmail]:
@@ -300,38 +275,17 @@ async def test_a_failed_connection_is_a_definite_refusal_for_all_emails(place: S
     assert sum(not each.attempt.is_already_counted for each in sends) == 1
 
 
-async def test_fifty_emails_to_ses_are_one_bulk_call_with_separate_message_ids(ses: SesPlace) -> None:
+async def test_a_call_to_ses_has_at_most_fifty_emails_and_recipients(ses: SesPlace) -> None:
+    assert kinds(await send_all(ses, 50, crowd(5, 19))) == {SENT}
+    assert calls(ses) == 3
+    ses.double.begun.clear()
+
     sends = await send_all(ses, 1000, some(120))
 
     assert kinds(sends) == {SENT}
     assert ses.double.begun == {"/v2/email/outbound-bulk-emails": 3}
     names = {each.outcome.provider_message_id for each in sends if isinstance(each.outcome, Accepted)}
     assert len(names) == 120
-
-
-async def test_each_email_to_ses_has_its_own_entry(ses: SesPlace) -> None:
-    headers = {"List-Unsubscribe": "<https://example.org/1>"}
-    emails = [templated(1, headers=headers, tags=("a b",)), templated(2, to=("Ann Ü <ann@example.com>",))]
-
-    await send_all(ses, 50, emails)
-
-    (document,) = ses.double.received
-    first, second = document["BulkEmailEntries"]
-    assert document["FromEmailAddress"] == "Shop <shop@example.org>"
-    assert document["DefaultContent"]["Template"]["TemplateName"] == "d-1"
-    tags = {"email_id": str(emails[0].email_id), "tag_1": "a_b"}
-    assert first == {
-        "Destination": {"ToAddresses": ["customer-1@example.com"]},
-        "ReplacementTags": [{"Name": name, "Value": value} for name, value in tags.items()],
-        "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": '{"order":"A1"}'}},
-        "ReplacementHeaders": [{"Name": "List-Unsubscribe", "Value": "<https://example.org/1>"}],
-    }
-    assert second["Destination"]["ToAddresses"][0].isascii()
-
-
-async def test_no_call_to_ses_has_more_than_fifty_recipients(ses: SesPlace) -> None:
-    assert kinds(await send_all(ses, 50, crowd(5, 19))) == {SENT}
-    assert calls(ses) == 3
 
 
 async def test_each_ses_entrys_status_is_the_outcome_of_its_email(ses: SesPlace) -> None:

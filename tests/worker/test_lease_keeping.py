@@ -8,7 +8,6 @@ from uuid import UUID
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain
-from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger_reader import LivingLedger, living_ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
@@ -106,38 +105,6 @@ async def test_an_event_during_the_wait_for_a_retry_stops_the_retry(bench: Bench
     assert bench.provider.accepted == {neighbour: 1}
     row = bench.books.row(email_id)
     assert (row["attempt_count"], row["proven_by"]) == (1, "sendgrid")
-
-
-async def test_an_email_whose_lease_the_relay_voided_is_released_unsent_without_using_an_attempt(bench: Bench) -> None:
-    worker, email_ids = await bench.begin(3, leave_when_let_go)
-
-    ledger_of(worker).void_leases(steady_clock())
-    bench.provider.let_go()
-
-    await bench.settled({"pending": 3})
-    assert bench.provider.accepted == {}
-    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
-    await until(lambda: worker.in_flight == 0)
-    # Leases that the worker takes from now on are valid.
-    await bench.deliver(email_ids)
-    await bench.settled({"sent": 3})
-
-
-async def test_a_lease_renewed_after_the_relay_voided_leases_stays_valid(bench: Bench) -> None:
-    worker, (email_id,) = await bench.begin(1, leave_when_let_go, LEASE_SECONDS="3")
-
-    ledger_of(worker).void_leases(steady_clock())
-    ends = {bench.books.row(email_id)["locked_until"]}
-
-    def renewed_twice() -> bool:
-        ends.add(bench.books.row(email_id)["locked_until"])
-        return len(ends) > 2
-
-    await until(renewed_twice)  # so that the worker has the reply to the first renewal
-    bench.provider.let_go()
-
-    await bench.settled({"sent": 1})
-    assert bench.books.row(email_id)["lease_token"] == 1
 
 
 async def test_an_acceptance_after_a_lost_lease_is_recorded_as_evidence(bench: Bench, postgres: Proxy) -> None:

@@ -17,7 +17,6 @@ from dispatcher import enqueue_many
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Deferred, Reason, Rejected
-from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Taken
 from tests.ops.dead_emails import DeadEmails
 from tests.store.books import Books, email
@@ -170,36 +169,6 @@ async def test_a_dead_letter_that_is_moved_to_the_send_queue_goes_back_and_the_l
     assert all(f"dispatcher dlq replay {each}" in remedies for each in letters)
 
 
-async def test_duplicate_messages_are_acked_while_their_email_is_on_the_wire(bench: Bench) -> None:
-    worker, (email_id,) = await bench.begin()
-
-    await bench.deliver([email_id], times=20)
-    await bench.deliver(bench.books.enqueue(1))
-    await until(lambda: len(bench.provider.waiting) == 2)
-    bench.provider.let_go()
-
-    await bench.settled({"sent": 2})
-    assert bench.provider.accepted[email_id] == 1
-    await worker.stop()
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_duplicate_messages_do_not_hasten_a_retry(bench: Bench) -> None:
-    (email_id,) = bench.books.enqueue(1)
-    bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=0.5))
-    await bench.start(RETRY_CAP_SECONDS="1", MAX_ATTEMPTS="2")
-    await bench.deliver([email_id])
-    await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
-
-    await bench.deliver([email_id], times=20)
-
-    await bench.settled({"failed": 1})
-    first, second = bench.books.attempts(email_id)
-    assert (second["started_at"] - first["finished_at"]).total_seconds() >= 0.5
-    assert len(bench.provider.calls) == 2
-    await bench.nothing_left_on_the_queue()
-
-
 @pytest.fixture
 def refusing(books: Books) -> Iterator[str]:
     """A message key for which PostgreSQL refuses the lease statement, as if a value of the row exceeded its column."""
@@ -265,43 +234,6 @@ async def test_a_bundle_is_not_acked_while_one_of_its_emails_is_on_the_wire(benc
     (message,) = await bench.rabbit.take_all(bench.topology.queue, 1)
     assert message.redelivered
     assert emails_in(message) == together
-
-
-async def test_a_bundle_redelivered_after_a_lost_channel_sends_nothing_twice(bench: Bench, broker: Proxy) -> None:
-    email_ids = bench.books.enqueue(8)
-    withhold(bench, email_ids[::4])
-    await bench.start(AMQP_URL=broker.url)
-    await bench.deliver_together(email_ids)
-    await bench.settled({"sent": 6, "sending": 2})
-    connections = broker.connections
-
-    broker.cut()
-    await until(lambda: broker.connections > connections)
-    neighbour = bench.books.enqueue_one()
-    await bench.deliver([neighbour])
-    await until(lambda: bench.provider.accepted[neighbour] == 1)
-    bench.provider.let_go()
-
-    await bench.settled({"sent": 9})
-    assert bench.provider.accepted == dict.fromkeys([*email_ids, neighbour], 1)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_emails_of_a_bundle_that_a_dead_worker_had_not_leased_are_sent_by_the_next_worker(bench: Bench) -> None:
-    email_ids = bench.books.enqueue(8)
-    withhold(bench, email_ids[2:4])
-    first = await bench.start(PREFETCH="2")
-    await bench.deliver_together(email_ids)
-    await until(lambda: len(bench.provider.waiting) == 2)
-    await end(first)
-
-    await bench.start()
-
-    # The dead worker had leased these two emails. Recovery would settle them from the worker's ledger or after their
-    # leases expire.
-    await bench.settled({"sent": 6, "sending": 2})
-    assert all(bench.provider.accepted[each] == 1 for each in email_ids[:2] + email_ids[4:])
-    await bench.nothing_left_on_the_queue()
 
 
 @pytest.mark.parametrize("unknown_at", [0, 2, 4])

@@ -215,11 +215,14 @@ async def test_a_result_that_is_always_refused_keeps_its_lease_until_it_expires_
         assert worker.in_flight == 1
 
 
-@pytest.mark.parametrize("is_forced", [False, True], ids=["cut", "closed by force"])
+@pytest.mark.parametrize("is_forced", [False, True], ids=["a bundle, cut", "messages, closed by force"])
 async def test_without_rabbitmq_emails_on_the_wire_are_sent_once_and_their_redelivered_messages_are_acked(
     bench: Bench, broker: Proxy, servers: Servers, is_forced: bool
 ) -> None:
-    worker, email_ids = await bench.begin(5, AMQP_URL=broker.url)
+    worker, _ = await bench.begin(0, AMQP_URL=broker.url)
+    email_ids = bench.books.enqueue(5)
+    await (bench.deliver if is_forced else bench.deliver_together)(email_ids)
+    await until(lambda: len(bench.provider.waiting) == 5)
     connections = broker.connections
 
     if is_forced:

@@ -10,12 +10,10 @@ import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
-from dispatcher.routing.breaker import FIRST_OPEN_SECONDS
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import Act, ScriptedProvider, accept, answer, fail
+from tests.worker.scripted import Act, ScriptedProvider, answer, fail
 
 DEFER = answer(Deferred(Reason.REFUSED, "not now", "451 4.7.1"))
 MAX_ATTEMPTS = 3
@@ -142,32 +140,6 @@ async def test_hundreds_of_emails_are_sent_once_each_and_never_more_at_once_than
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
     assert bench.provider.most_at_once <= 20
     assert bench.books.hourly() == {"accepted": 300}
-    await bench.nothing_left_on_the_queue()
-
-
-@pytest.mark.parametrize("after_leaving", [False, True])
-async def test_a_provider_fault_uses_no_attempt_and_pauses_until_the_provider_works(
-    bench: Bench, after_leaving: bool
-) -> None:
-    email_ids = bench.books.enqueue(3)
-    bench.provider.always = fail(ProviderFault("scripted", "bad credentials"), after_leaving=after_leaving)
-    worker = await bench.start()
-    began_at = asyncio.get_running_loop().time()
-    await bench.deliver(email_ids[:1])
-    await until(lambda: bench.books.row(email_ids[0])["lease_token"] == 1 and bench.books.statuses() == {"pending": 3})
-
-    row = bench.books.row(email_ids[0])
-    assert (row["attempt_count"], row["error_type"], row["publish_due_at"] is None) == (0, None, False)
-    assert bench.books.attempts(email_ids[0]) == []
-    assert worker.in_flight == 0
-    assert len(bench.provider.calls) == 1
-    bench.provider.always = accept
-    await bench.deliver(email_ids)
-    took = asyncio.get_running_loop().time() - began_at
-    assert len(bench.provider.calls) == 1 or took > FIRST_OPEN_SECONDS / 2, "it was called within the shortest pause"
-
-    await bench.settled({"sent": 3})
-    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
     await bench.nothing_left_on_the_queue()
 
 

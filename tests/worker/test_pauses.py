@@ -107,21 +107,6 @@ async def test_a_worker_that_starts_during_a_pause_sends_nothing_until_the_pause
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_pause_leaves_the_messages_in_rabbitmq_and_ends_what_is_on_the_wire(bench: Bench) -> None:
-    _, (email_id,) = await bench.begin()
-    pause(bench.books.connection, "all")
-    await until_in_force()
-    later = await bench.enqueue(3)
-    bench.provider.let_go()
-
-    await bench.settled({"sent": 1, "pending": 3})
-
-    assert await bench.waiting_messages() >= 3
-    resume(bench.books.connection)
-    await bench.settled({"sent": 4})
-    assert bench.provider.accepted == dict.fromkeys([email_id, *later], 1)
-
-
 @pytest.mark.parametrize(
     ("scope", "name", "act"),
     [

@@ -118,22 +118,6 @@ async def test_three_refused_emails_are_enough_and_the_log_says_why_an_email_wai
     assert (line["error_type"] in Reason, line["retry_in_seconds"] > 0) == (True, True)
 
 
-async def test_when_the_server_recovers_every_email_is_sent_once(bench: Bench, tmp_path: Path) -> None:
-    behaviour = SmtpBehaviour(script={Step.RCPT: "550 Rule 7 says no"})
-    async with smtp_place(tmp_path / "sink", behaviour) as place:
-        await bench.start([place.provider])
-        emails = backlog(bench)
-        await bench.deliver(emails)
-        await bench.settled({"pending": BACKLOG})
-        behaviour.script.clear()
-
-        await bench.deliver(emails)
-
-        await bench.settled({"sent": BACKLOG})
-        assert set(place.times().values()) == {1}
-        assert {row["attempt_count"] for row in bench.books.rows()} == {1}
-
-
 async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
     await bench.start([first, second])
@@ -175,19 +159,6 @@ async def test_each_bad_recipient_fails_alone(words: str, are_first: bool, bench
         rows = bench.books.select("select error_type, attempt_count from email_log where status = 'failed'")
         assert {(row["error_type"], row["attempt_count"]) for row in rows} == {(Reason.REJECTED_RECIPIENT, 1)}
         assert reasons(bench) == []
-
-
-async def test_a_rate_limited_mailbox_does_not_delay_other_emails(bench: Bench, tmp_path: Path) -> None:
-    async with smtp_place(tmp_path / "sink") as place:
-        await bench.start([place.provider], MAX_ATTEMPTS=str(ATTEMPTS))
-        (bad,) = await bench.enqueue(to="limited-1@bad.example")
-        await until(lambda: bench.books.row(bad)["status"] == "failed")
-
-        await bench.enqueue(20)
-
-        await bench.settled({"sent": 20, "failed": 1})
-        assert bench.books.row(bad)["attempt_count"] == ATTEMPTS
-        assert bench.books.row(bad)["error_type"] == Reason.RECIPIENT_DEFERRED
 
 
 async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:

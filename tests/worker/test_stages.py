@@ -225,15 +225,17 @@ def test_a_drain_releases_unsent_and_waiting_emails_and_leases_no_more() -> None
     async def scenario(bench: StageBench) -> None:
         inside, waits, late = bench.enqueue(3)
         bench.provider.script[inside].append(leave_when_let_go)
-        bench.provider.script[waits].append(answer(replace(LATER, retry_after=60.0)))
+        bench.provider.script[waits].append(answer(Deferred(Reason.REFUSED, retry_after=50.0)))
         bench.deliver(inside, waits)
         await bench.pass_time(0.1)
         draining = asyncio.ensure_future(bench.drain())
         await asyncio.sleep(0)
         bench.deliver(late)
         await draining
+        # The email is due when its wait would have ended, so a restart makes no attempt earlier.
+        assert bench.store.delays == {inside: 0.0, waits: pytest.approx(50.0, abs=1)}
 
-    bench = run(scenario)
+    bench = run(scenario, retry_cap_seconds=60.0)
 
     rows = [(row.status, row.attempts) for row in bench.store.rows.values()]
     assert rows == [(Status.PENDING, 0), (Status.PENDING, 1), (Status.PENDING, 0)]
@@ -260,6 +262,34 @@ def test_a_drain_that_times_out_holds_emails_without_an_answer_and_ignores_late_
 
     assert bench.statuses() == {Status.HELD: 1}
     assert len(bench.store.recorded) == 1
+
+
+@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.THROTTLED])
+def test_an_adapter_that_answers_after_the_drain_timed_out_does_not_stop_the_drain(reason: Reason) -> None:
+    async def slow_to_stop(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attempt) -> Outcome:
+        try:
+            await provider.wait(email.email_id)
+        except asyncio.CancelledError:
+            await asyncio.sleep(50)
+        return Deferred(reason, "given up")
+
+    async def scenario(bench: StageBench) -> None:
+        slow, other = bench.enqueue(2)
+        bench.provider.script[slow].append(slow_to_stop)
+        bench.provider.always = accept_when_let_go
+        bench.deliver(slow, other)
+        await bench.turns()
+        bench.store.locked_ids.add(other)  # the drain waits for this lock, so the adapter ends first
+        draining = asyncio.ensure_future(bench.drain())
+        await bench.pass_time()
+        bench.store.locked_ids.clear()
+        await draining
+        assert (bench.slots_in_use, bench.faults) == (0, [])
+
+    bench = run(scenario, drain_seconds=0.1)
+
+    rows = [(row.status, row.attempts) for row in bench.store.rows.values()]
+    assert rows == [(Status.PENDING, 0), (Status.HELD, 1)]
 
 
 def test_an_email_that_a_provider_refuses_for_its_own_reasons_during_the_drain_is_released() -> None:
@@ -340,7 +370,6 @@ class FailingPrompt(ScriptedProvider):
         self._is_marked = is_marked
 
     def begin(self, _: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """See `contract.PromptProvider.begin`."""
         if self._is_marked:
             attempt.mark_on_wire()
         raise OSError
@@ -426,20 +455,46 @@ def test_no_more_emails_are_leased_than_the_window_has_room_for_and_waiting_emai
     run(scenario)
 
 
-def test_a_second_message_of_an_in_flight_email_is_acked_and_leases_nothing() -> None:
+@pytest.mark.parametrize("act", [accept_when_let_go, answer(LATER)], ids=["on the wire", "waits for a retry"])
+def test_a_second_message_of_an_in_flight_email_is_acked_and_hastens_nothing(act: Act) -> None:
     async def scenario(bench: StageBench) -> None:
-        bench.provider.always = accept_when_let_go
         (email_id,) = bench.enqueue()
+        bench.provider.script[email_id].append(act)
+        bench.deliver(email_id)
+        await bench.turns()
         bench.deliver(email_id, email_id)
         await bench.turns()
-        assert bench.broker.settled == {2: "ack"}
+        assert (bench.broker.settled[2], bench.broker.settled[3], len(bench.provider.calls)) == ("ack", "ack", 1)
         bench.provider.let_go()
+        await bench.pass_time()
+
+    bench = run(scenario)
+
+    assert (bench.words.count("lease"), set(bench.broker.settled.values())) == (1, {"ack"})
+    assert bench.statuses() == {Status.SENT: 1}
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+def test_an_email_whose_lease_the_relay_voided_is_not_sent_before_its_lease_is_renewed(is_renewed: bool) -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = leave_when_let_go
+        (email_id,) = bench.enqueue()
+        bench.deliver(email_id)
+        await bench.turns()
+        bench.void_leases()
+        if is_renewed:
+            bench.pipeline.window.emails[email_id].confirmed_at -= bench.settings.lease_seconds
+            await bench.pass_time()
+        bench.provider.let_go()
+        await bench.pass_time(1)
+        assert (bench.store.rows[email_id].attempts, bench.slots_in_use) == (is_renewed, 0)
+        bench.deliver(email_id)  # a lease that the worker takes from now on is valid
         await bench.pass_time(1)
 
     bench = run(scenario)
 
-    assert bench.broker.settled == {1: "ack", 2: "ack"}
-    assert bench.words.count("lease") == 1
+    assert bench.words.count("lease") == (1 if is_renewed else 2)
+    assert (bench.statuses(), set(bench.provider.accepted.values())) == ({Status.SENT: 1}, {1})
 
 
 def test_an_email_on_the_wire_is_not_released_if_the_reply_to_another_lease_of_its_batch_is_lost() -> None:

@@ -163,12 +163,10 @@ class CountedReader(SuppressionReader):
     reads = 0
 
     async def read_all(self) -> SuppressionsRead:
-        """See `SuppressionReader`."""
         self.reads += 1
         return await super().read_all()
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """See `SuppressionReader`."""
         self.reads += 1
         return await super().read_changed(since)
 
@@ -199,7 +197,6 @@ class LosableReader(NobodySuppressed):
     is_lost = False
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """See `SuppressionReader`."""
         if self.is_lost:
             raise StoreUnavailable("lost")
         return await super().read_changed(since)
