@@ -270,7 +270,7 @@ async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, att
 
 
 @pytest.mark.parametrize("declares", [NO_TEMPLATES, WITH_TEMPLATES], ids=["declared", "found"])
-async def test_templated_emails_wait_for_the_provider_with_templates_and_do_not_fill_the_window(
+async def test_templated_emails_wait_for_the_provider_with_templates_while_others_use_the_next_provider(
     bench: Bench, declares: Capabilities
 ) -> None:
     sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", declares)
@@ -278,7 +278,7 @@ async def test_templated_emails_wait_for_the_provider_with_templates_and_do_not_
     templated = bench.books.enqueue(20, **TEMPLATED)
     for each in templated:
         smtp.script[each].extend([refuse_templates] * 20)
-    worker = await bench.start([sendgrid, smtp], PREFETCH="2")
+    worker = await bench.start([sendgrid, smtp])
 
     await bench.deliver(templated)
     texts = await bench.enqueue(20)
@@ -287,7 +287,6 @@ async def test_templated_emails_wait_for_the_provider_with_templates_and_do_not_
     assert smtp.accepted == dict.fromkeys(texts, 1)
     await until(lambda: all(bench.due_in_seconds(each) > 0 for each in templated))
     assert {(row["status"], row["attempt_count"]) for row in bench.books.rows()} == {("pending", 0), ("sent", 1)}
-    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # each email was leased only once
     await until(lambda: worker.in_flight == 0)
 
     sendgrid.always = accept
@@ -300,6 +299,19 @@ async def test_templated_emails_wait_for_the_provider_with_templates_and_do_not_
     assert sendgrid.accepted == dict.fromkeys(templated, 1)
     assert {row["attempt_count"] for row in bench.books.rows()} == {1}
     await bench.nothing_left_on_the_queue()
+
+
+async def test_emails_that_wait_for_their_provider_do_not_fill_the_window(bench: Bench) -> None:
+    sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", NO_TEMPLATES)
+    sendgrid.always = fail(ProviderFault("sendgrid", "bad credentials"), after_leaving=False)
+    await bench.start([sendgrid, smtp], PREFETCH="2")
+    await bench.enqueue(10, **TEMPLATED)
+
+    texts = await bench.enqueue(10)
+
+    await bench.settled({"pending": 10, "sent": 10})
+    assert smtp.accepted == dict.fromkeys(texts, 1)
+    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # each email was leased only once
 
 
 async def test_an_email_that_no_configured_provider_can_send_fails_at_once_and_names_what_it_needs(

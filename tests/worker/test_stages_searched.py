@@ -229,7 +229,7 @@ def search(examples: int, *phases: Phase) -> None:
 
 
 def test_no_random_run_loses_an_email_or_sends_it_twice() -> None:
-    search(50)
+    search(75)
 
 
 @pytest.mark.slow
