@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
+
+import psycopg
 
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
@@ -33,10 +36,8 @@ from dispatcher.worker.process import WorkerIdentity, _dispatch
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until, until_answer
-from tests.worker.scripted import ScriptedProvider
-
-HEADER_OCTETS = 512
-SLOT_OCTETS = 512
+from tests.worker.scripted import Act, ScriptedProvider, accept_when_let_go
+from tests.worker.stage_bench import slots_in_use
 
 
 @dataclass
@@ -67,8 +68,7 @@ class Worker:
     @property
     def in_flight(self) -> int:
         """The number of ledger slots that are in use."""
-        content = self.ledger.read_bytes()
-        return sum(content[at] != 0 for at in range(HEADER_OCTETS, len(content), SLOT_OCTETS))
+        return slots_in_use(self.ledger)
 
 
 class Bench:
@@ -184,6 +184,35 @@ class Bench:
         email_ids = self.books.enqueue(count, **fields)
         await self.deliver(email_ids)
         return email_ids
+
+    async def begin(self, count: int = 1, act: Act = accept_when_let_go, **given: Any) -> tuple[Worker, list[UUID]]:
+        """Starts a worker whose provider does this act. Returns when the act waits with this number of new emails."""
+        self.provider.always = act
+        worker = await self.start(**given)
+        email_ids = await self.enqueue(count)
+        await until(lambda: len(self.provider.waiting) == count and worker.process_slot.is_up)
+        return worker, email_ids
+
+    @contextmanager
+    def locked(self, *email_ids: UUID) -> Iterator[psycopg.Connection]:
+        """Locks the emails' rows during the block. PostgreSQL then waits in the middle of a worker's statement."""
+        with psycopg.connect(self._tables_url) as person:
+            for email_id in email_ids:
+                Books(person).lock(email_id)
+            yield person
+
+    async def blocked(self, worker: Worker) -> None:
+        """Waits until a statement of the worker waits for a lock."""
+        await until(lambda: self.books.waiting_for_a_lock(worker.name))
+
+    def due_in_seconds(self, email_id: UUID) -> float:
+        """Seconds until a pending email is due; negative if it is due already."""
+        (row,) = self.books.select(
+            "select extract(epoch from publish_due_at - clock_timestamp())::float8 as seconds from email_log"
+            " where email_id = %s and status = 'pending'",
+            email_id,
+        )
+        return float(row["seconds"])
 
     async def waiting_messages(self, lane: str = NORMAL) -> int:
         """The number of ready messages on the lane's send queue; unacked messages do not count."""

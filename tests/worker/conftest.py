@@ -32,3 +32,10 @@ async def broker(servers: Servers) -> AsyncIterator[Proxy]:
     """A proxy to RabbitMQ that a test can interrupt."""
     async with Proxy(servers.amqp_url) as running:
         yield running
+
+
+@pytest.fixture
+async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
+    """A proxy to PostgreSQL that a test can interrupt. The server still completes running statements."""
+    async with Proxy(tables_url) as running:
+        yield running

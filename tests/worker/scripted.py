@@ -34,16 +34,13 @@ class ScriptedProvider:
 
     @property
     def name(self) -> str:
-        """The name given to the constructor."""
         return self._name
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities given to the constructor."""
         return self._capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Runs the next act for this email."""
         self.calls.append(email.email_id)
         script = self.script[email.email_id]
         act = script.popleft() if script else self.always
@@ -58,11 +55,9 @@ class ScriptedProvider:
         """Does nothing."""
 
     def let_go(self) -> None:
-        """Ends all current and later waits."""
         self._let_go.set()
 
     async def wait(self, email_id: UUID) -> None:
-        """Waits for `let_go`."""
         self.waiting.add(email_id)
         try:
             await self._let_go.wait()
@@ -70,25 +65,25 @@ class ScriptedProvider:
             self.waiting.discard(email_id)
 
     def accept(self, email_id: UUID) -> Accepted:
-        """Accepts the email, and counts it."""
         self.accepted[email_id] += 1
         return Accepted(f"<{email_id}>", "250 ok")
 
 
 class ScriptedPrompt(ScriptedProvider):
-    """Begins each attempt without a task, unless `is_idle` is False. A test sets the outcomes of the attempts, which
-    are in `begun`."""
+    """Begins each attempt without a task, unless `is_idle` is False; then puts the email on the wire, if `leaves`. A
+    test sets the outcomes of the attempts, which are in `begun`."""
 
-    def __init__(self, *, is_idle: bool = True) -> None:
+    def __init__(self, *, is_idle: bool = True, leaves: bool = True) -> None:
         super().__init__()
         self._is_idle = is_idle
+        self._leaves = leaves
         self.begun: list[asyncio.Future[Outcome]] = []
 
     def begin(self, _: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """See `contract.PromptProvider.begin`."""
         if not self._is_idle:
             return None
-        attempt.mark_on_wire()
+        if self._leaves:
+            attempt.mark_on_wire()
         self.begun.append(asyncio.get_running_loop().create_future())
         return self.begun[-1]
 
@@ -103,13 +98,11 @@ class ScriptedBulk(ScriptedProvider):
         return BulkEntry("all", 1, 100, email)
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
-        """Accepts all emails."""
         attempt.mark_on_wire()
         return [self.accept(part.content.email_id) for part in parts]
 
 
 async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Accepts the email."""
     attempt.mark_on_wire()
     await asyncio.sleep(0)
     return provider.accept(email.email_id)
@@ -126,11 +119,21 @@ def answer(outcome: Outcome) -> Act:
     return act
 
 
-async def accept_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Puts the email on the wire, and accepts it after `let_go`."""
-    attempt.mark_on_wire()
-    await provider.wait(email.email_id)
-    return provider.accept(email.email_id)
+def answer_when_let_go(outcome: Outcome) -> Act:
+    """Puts the email on the wire, and answers with this outcome after `let_go`."""
+
+    async def act(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        attempt.mark_on_wire()
+        await provider.wait(email.email_id)
+        return provider.accept(email.email_id) if isinstance(outcome, Accepted) else outcome
+
+    return act
+
+
+accept_when_let_go = answer_when_let_go(Accepted())
+throttle_when_let_go = answer_when_let_go(
+    Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # one email with this retry time starts a pause
+)
 
 
 async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -139,17 +142,16 @@ async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, at
     return await accept(provider, email, attempt)
 
 
-async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Puts the email on the wire, and throttles after `let_go`."""
-    attempt.mark_on_wire()
-    await provider.wait(email.email_id)
-    return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # one email with this retry time starts a pause
-
-
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Accepts the email, and never answers."""
     attempt.mark_on_wire()
     provider.accept(email.email_id)
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def never_leave(_provider: ScriptedProvider, _email: OutgoingEmail, _attempt: Attempt) -> Outcome:
+    """Waits for ever, as for a connection."""
     await asyncio.Event().wait()
     raise AssertionError
 

@@ -57,7 +57,6 @@ class VirtualSelector(selectors.DefaultSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
-        """See the standard library."""
         self.now += timeout or 0.0
         return super().select(0)
 
@@ -70,7 +69,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Virtual seconds."""
         return self._virtual.now
 
 
@@ -91,7 +89,6 @@ class FakeLocked(LockedRows):
         self._locked_ids = locked_ids
 
     async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """See the real class."""
         asked = set(email_ids) if is_busy else self._seen_at.keys() & set(email_ids)
         locked = asked & self._locked_ids
         self._seen_at = {i: at for i, at in self._seen_at.items() if i not in asked} | dict.fromkeys(locked, 0.0)
@@ -119,11 +116,13 @@ class FakeStore(LeaseStore):
 
     `lose`: for each statement, the next calls whose reply is lost; True: it commits first. `refused`: emails whose
     results PostgreSQL refuses. `events`: the committed changes. `batches`: the outcomes of each call of `record`,
-    sorted.
+    sorted. `lease_ends`: when each lease ends, by the loop's clock. `delays`: when released emails are due, in seconds.
     """
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+        self.lease_ends: dict[UUID, float] = {}
+        self.delays: dict[UUID, float] = {}
         self.suppressions = NobodySuppressed()
         self.rows: dict[UUID, Row] = {}
         self.emails: dict[UUID, OutgoingEmail] = {}
@@ -167,10 +166,8 @@ class FakeStore(LeaseStore):
                     continue
                 row.status, row.ours, row.token, row.attempts = Status.SENDING, True, row.token + 1, row.attempts + 1
                 self.events.append(("lease", email_id))
-                content = None if row.octets_apart else self.emails.get(email_id)
-                leases.append(
-                    Lease(email_id, content, row.token, row.attempts, None, None, octets_apart=row.octets_apart)
-                )
+                content, apart = None if row.octets_apart else self.emails.get(email_id), row.octets_apart
+                leases.append(Lease(email_id, content, row.token, row.attempts, None, None, octets_apart=apart))
             return leases
 
         return list(await self._statement("lease", keys_by_id, commit))
@@ -178,15 +175,11 @@ class FakeStore(LeaseStore):
     async def find_unleased(self, email_ids: Sequence[UUID]) -> dict[UUID, UnleasedEmail]:
         rows = {i: self.rows[i] for i in email_ids if i in self.rows}
 
-        def commit() -> dict[UUID, UnleasedEmail]:
-            return {
-                i: UnleasedEmail(
-                    key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None, False
-                )
-                for i, row in rows.items()
-            }
+        def found(email_id: UUID, row: Row) -> UnleasedEmail:
+            token = row.token if row.ours and row.status is Status.SENDING else None
+            return UnleasedEmail(key_of(email_id), row.status, token, False)
 
-        return dict(await self._statement("find_unleased", (), commit))
+        return dict(await self._statement("find_unleased", (), lambda: {i: found(i, row) for i, row in rows.items()}))
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
         return self.emails.get(email_id)
@@ -195,8 +188,9 @@ class FakeStore(LeaseStore):
         row = self.rows[email_id]
         return row.status is Status.SENDING and row.token == token
 
-    async def release(self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = {}) -> set[UUID]:  # noqa: ARG002
+    async def release(self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = {}) -> set[UUID]:
         def commit() -> set[UUID]:
+            self.delays |= away_seconds
             ours = {i for i, token in leases.items() if self._is_ours(i, token)}
             for email_id in ours:
                 row = self.rows[email_id]
@@ -207,11 +201,10 @@ class FakeStore(LeaseStore):
         return set(await self._statement("release", leases, commit))
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:  # noqa: ARG002
-        return set(
-            await self._statement(
-                "renew", leases, lambda: {i for i, token in leases.items() if self._is_ours(i, token)}
-            )
-        )
+        def ours() -> set[UUID]:
+            return {i for i, token in leases.items() if self._is_ours(i, token)}
+
+        return set(await self._statement("renew", leases, ours))
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         if self.refused.intersection(result.email_id for result in results):
@@ -234,6 +227,7 @@ class FakeStore(LeaseStore):
             row.status = result.status
             row.ours = result.status is Status.SENDING
             row.attempts += result.status is Status.SENDING
+            self.lease_ends[result.email_id] = asyncio.get_running_loop().time() + (result.lease_seconds or 0.0)
             self.events.append(("record", result.email_id))
         return is_ours
 
@@ -253,11 +247,9 @@ class FakeBroker(Consumer):
 
     @property
     def outstanding(self) -> int:
-        """See the real class."""
         return len(self.open)
 
     def delivered(self, tag: int, email_id: UUID) -> Delivery:
-        """Creates a delivery that points to this email."""
         self.open[tag] = email_id
         return Delivery(tag, 1, encode(Pointer(email_id, key_of(email_id))), redelivered=False)
 
@@ -300,7 +292,6 @@ class FakeProviderStore(ProviderStore):
         """Does nothing."""
 
     async def take_resumes(self) -> list[str]:
-        """No operator resumes a provider."""
         return []
 
 
@@ -308,13 +299,17 @@ class VirtualBreakerListener(BreakerListener):
     """Creates breakers that use virtual time."""
 
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
-        """See the real class."""
         clock = asyncio.get_running_loop().time
         return CircuitBreaker(clock, lambda *change: self._on_change(provider, *change), window=window)
 
 
+def slots_in_use(ledger: Path) -> int:
+    """The number of a ledger's slots that are in use. The header and each slot have 512 octets."""
+    content = ledger.read_bytes()
+    return sum(content[at] != 0 for at in range(512, len(content), 512))
+
+
 def key_of(email_id: UUID) -> str:
-    """The message key of an email."""
     return f"key-{email_id}"
 
 
@@ -349,13 +344,10 @@ class StageBench:
         self.ledger = Ledger(self.folder, worker="w", slot="w", slots=2 * self.settings.prefetch, boot="now")
         self._process_table = ProcessTable(["worker"])
         listener = VirtualBreakerListener(FakeProviderStore())
-        most = self.settings.prefetch
-        routes = Routes(
-            [
-                Route(each, listener.new_breaker(each.name, window=32), gate=Gate(most, LaneWeights()))
-                for each in self.providers
-            ]
-        )
+        gates = [Gate(self.settings.prefetch, LaneWeights()) for _ in self.providers]
+        breakers = [listener.new_breaker(each.name, window=32) for each in self.providers]
+        found = zip(self.providers, breakers, gates, strict=True)
+        routes = Routes([Route(provider, breaker, gate=gate) for provider, breaker, gate in found])
         process_slot = self._process_table.take_slot("worker", 0)
         self.pipeline = Pipeline(self.settings, self.broker, self.store, routes, listener, self.ledger, process_slot)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.faults.append(context))
@@ -363,7 +355,6 @@ class StageBench:
 
     @property
     def provider(self) -> ScriptedProvider:
-        """The first provider."""
         provider = self.providers[0]
         assert isinstance(provider, ScriptedProvider)
         return provider
@@ -377,7 +368,6 @@ class StageBench:
         return [email.email_id for email in emails]
 
     def deliver(self, *email_ids: UUID) -> None:
-        """Delivers the emails' messages."""
         for email_id in email_ids:
             self.last_tag += 1
             self.pipeline.lease.take(self.broker.delivered(self.last_tag, email_id))
@@ -396,18 +386,15 @@ class StageBench:
             self.running.result()
 
     async def pass_time(self, seconds: float = LONG_SECONDS) -> None:
-        """Lets virtual time pass."""
         await asyncio.sleep(seconds)
         await self.turns()
 
     async def drain(self) -> None:
-        """Drains the worker."""
         if not self.is_drained:
             self.is_drained = True
             await self.pipeline.drain(self.settings.drain_seconds)
 
     async def close(self) -> None:
-        """Cancels all tasks of the worker."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -416,12 +403,14 @@ class StageBench:
 
     @property
     def slots_in_use(self) -> int:
-        """The number of ledger slots that are in use."""
-        content = self.ledger.path.read_bytes()
-        return sum(content[at] != 0 for at in range(512, len(content), 512))
+        return slots_in_use(self.ledger.path)
+
+    @property
+    def words(self) -> list[str]:
+        """The kinds of all committed changes and settled messages, in order."""
+        return [word for word, _ in self.store.events]
 
     def statuses(self) -> Counter[Status]:
-        """The number of rows per status."""
         return Counter(row.status for row in self.store.rows.values())
 
 

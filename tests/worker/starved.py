@@ -23,10 +23,6 @@ from dispatcher.worker.in_flight_email import InFlightEmail
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.window import Window
 
-LARGE_BLOCKS = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Environment variables that make glibc allocate each large block from the system, and return it when the block is
-freed."""
-
 
 def address_space() -> int:
     """The size of this process's address space in bytes."""

@@ -17,6 +17,7 @@ from dispatcher.providers.sendgrid import request as sendgrid_request
 from dispatcher.providers.sendgrid.request import body_of
 from dispatcher.providers.ses import request as ses_request
 from dispatcher.providers.ses.request import request_for
+from tests.providers import sendgrid_schema
 from tests.providers.emails import an_email
 
 Document = dict[str, Any]
@@ -51,10 +52,11 @@ SOME_EMAILS = st.lists(ANY_EMAIL, min_size=2, max_size=12, unique_by=lambda emai
 
 
 @given(SOME_EMAILS, st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_sendgrids(emails: list[OutgoingEmail], sandbox: bool) -> None:
     for together, parts in _groups((email, sendgrid_request.bulk_entry_of(email, sandbox=sandbox)) for email in emails):
         document = orjson.loads(sendgrid_request.bulk_body_of(parts))
+        sendgrid_schema.check(document)
         assert _taken_out(document) == {
             email.email_id: orjson.loads(bytes(body_of(email, sandbox=sandbox))) for email in together
         }
@@ -71,7 +73,7 @@ def _taken_out(document: Document) -> dict[UUID, Document]:
 
 
 @given(SOME_EMAILS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_ses(emails: list[OutgoingEmail]) -> None:
     for together, parts in _groups((email, ses_request.bulk_entry_of(email)) for email in emails):
         request = orjson.loads(bytes(ses_request.bulk_request_for(parts, "set").body))

@@ -1,4 +1,5 @@
-"""A worker with real tables, queues and ledger makes bulk calls to a SendGrid double."""
+"""A worker makes bulk calls, and sends emails on idle connections without a task: with real tables, queues and ledger
+to a SendGrid double, and with scripted faults."""
 
 from __future__ import annotations
 
@@ -11,15 +12,17 @@ from uuid import UUID
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Behaviour, Fault
-from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
+from dispatcher.domain.outcome import Accepted, Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.status import Status
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, Provider
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
 from tests.waiting import until
 from tests.worker.bench import Bench, Worker
-from tests.worker.scripted import ScriptedBulk, ScriptedProvider
+from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_and_never_answer, never_leave
+from tests.worker.stage_bench import StageBench, run
 
 COUNT = 100
 
@@ -31,20 +34,12 @@ async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
         yield opened
 
 
-@pytest.fixture
-def provider(place: SendGridPlace) -> Provider:
-    """The provider that the workers use: bulk calls to the double."""
-    return with_bulk_calls(place.provider, COUNT)
-
-
-def a_hundred(bench: Bench) -> list[UUID]:
-    """Enqueues a hundred emails with one template, each to a different recipient."""
-    return [
-        bench.books.enqueue_one(
-            to=f"customer-{number}@example.com", text=None, subject="", template_id="d-1", template_data={"n": number}
-        )
-        for number in range(COUNT)
-    ]
+async def start(bench: Bench, place: SendGridPlace) -> tuple[Worker, list[UUID]]:
+    """Starts a worker that makes bulk calls to the double, with a hundred emails to different recipients."""
+    template = {"text": None, "subject": "", "template_id": "d-1"}
+    email_ids = [bench.books.enqueue_one(to=f"customer-{n}@example.com", **template) for n in range(COUNT)]
+    await bench.deliver(email_ids)
+    return await bench.start([with_bulk_calls(place.provider, COUNT)]), email_ids
 
 
 def arrived(place: SendGridPlace) -> dict[UUID, int]:
@@ -56,47 +51,27 @@ def calls(place: SendGridPlace) -> int:
     return sum(place.double.begun.values())
 
 
-async def test_emails_of_one_lease_batch_are_sent_in_bulk_calls_with_separate_attempts(
-    bench: Bench, place: SendGridPlace, provider: Provider
-) -> None:
-    email_ids = a_hundred(bench)
-    await bench.deliver(email_ids)
-    await bench.start([provider])
-
-    await bench.settled({"sent": COUNT})
-
-    assert arrived(place) == dict.fromkeys(email_ids, 1)
-    assert calls(place) < COUNT / 3
-    assert all(bench.books.outcomes(email_id) == ["accepted"] for email_id in email_ids)
-    assert bench.books.hourly() == {"accepted": COUNT}
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_a_culprit_fails_alone_and_uses_no_other_emails_attempt(
-    bench: Bench, place: SendGridPlace, provider: Provider
+async def test_a_culprit_in_a_bulk_call_fails_alone_and_uses_no_other_emails_attempt(
+    bench: Bench, place: SendGridPlace
 ) -> None:
     place.double.behaviour.culprits = {"customer-37@example.com": "Does not contain a valid address."}
-    email_ids = a_hundred(bench)
-    await bench.deliver(email_ids)
-    worker = await bench.start([provider])
+    worker, email_ids = await start(bench, place)
 
     await bench.settled({"sent": COUNT - 1, "failed": 1})
 
-    culprit = email_ids[37]
+    culprit = email_ids.pop(37)
     assert bench.books.outcomes(culprit) == ["rejected"]
-    assert arrived(place) == {email_id: 1 for email_id in email_ids if email_id != culprit}
+    assert arrived(place) == dict.fromkeys(email_ids, 1)
+    assert calls(place) < COUNT / 3
     assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+    assert bench.books.hourly() == {"accepted": COUNT - 1, "rejected": 1}
     await until(lambda: worker.in_flight == 0)
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_lost_answer_holds_only_the_emails_of_that_call(
-    bench: Bench, place: SendGridPlace, provider: Provider
-) -> None:
+async def test_a_lost_answer_holds_only_the_emails_of_that_call(bench: Bench, place: SendGridPlace) -> None:
     place.double.behaviour.fault, place.double.behaviour.times = Fault.CLOSE, 1
-    email_ids = a_hundred(bench)
-    await bench.deliver(email_ids)
-    await bench.start([provider])
+    _, email_ids = await start(bench, place)
 
     await until(lambda: bench.books.statuses()["sent"] + bench.books.statuses()["held"] == COUNT)
 
@@ -107,13 +82,9 @@ async def test_a_lost_answer_holds_only_the_emails_of_that_call(
     await bench.nothing_left_on_the_queue()
 
 
-async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(
-    bench: Bench, place: SendGridPlace, provider: Provider
-) -> None:
+async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(bench: Bench, place: SendGridPlace) -> None:
     place.double.behaviour.throttle(3600)
-    email_ids = a_hundred(bench)
-    await bench.deliver(email_ids)
-    worker = await bench.start([provider])
+    worker, _ = await start(bench, place)
 
     await until(lambda: calls(place) > 0)
     await bench.settled({"pending": COUNT})
@@ -124,13 +95,9 @@ async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(
     assert not arrived(place)
 
 
-async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(
-    bench: Bench, place: SendGridPlace, provider: Provider
-) -> None:
+async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(bench: Bench, place: SendGridPlace) -> None:
     place.double.behaviour.fault, place.double.behaviour.times = sendgrid_error(503, "not now"), 3
-    email_ids = a_hundred(bench)
-    await bench.deliver(email_ids)
-    await bench.start([provider])
+    _, email_ids = await start(bench, place)
 
     await bench.settled({"sent": COUNT})
 
@@ -141,150 +108,153 @@ async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(
     assert arrived(place) == dict.fromkeys(email_ids, 1)
 
 
-async def drained_on_the_wire(bench: Bench, provider: Provider) -> Worker:
-    """Drains a worker while a hundred emails are in bulk calls; returns the stopped worker."""
-    await bench.deliver(a_hundred(bench))
-    worker = await bench.start([provider])
+@pytest.mark.parametrize("status", ["sent", "failed"])
+async def test_a_drain_waits_for_bulk_calls_and_for_the_smaller_calls_after_a_refused_one(
+    bench: Bench, place: SendGridPlace, status: str
+) -> None:
+    place.double.behaviour.latency_seconds = 0.3
+    if status == "failed":
+        place.double.behaviour.fault = sendgrid_error(400, "The template is not active.", field="template_id")
+    worker, _ = await start(bench, place)
     await until(lambda: worker.in_flight > 1)
-    worker.begin_to_stop()
-    await asyncio.wait_for(worker.task, 20)
-    return worker
 
-
-async def test_a_drain_waits_for_bulk_calls_on_the_wire(bench: Bench, place: SendGridPlace, provider: Provider) -> None:
-    place.double.behaviour.latency_seconds = 0.5
-
-    worker = await drained_on_the_wire(bench, provider)
+    await worker.stop()
 
     statuses = bench.books.statuses()
-    assert statuses["sent"] > 1
-    assert statuses["sent"] + statuses["pending"] == COUNT
+    assert statuses[status] > 1
+    assert statuses[status] + statuses["pending"] == COUNT
     assert arrived(place) == {row["email_id"]: 1 for row in bench.books.rows() if row["status"] == "sent"}
     assert not worker.ledger.exists()
 
 
-async def test_a_drain_waits_for_the_smaller_calls_after_a_refused_bulk_call(
-    bench: Bench, place: SendGridPlace, provider: Provider
+async def warm(bench: Bench, *providers: Provider) -> None:
+    """Starts a worker, and sends one email. Now a connection is idle, and the worker knows who is suppressed."""
+    worker = await bench.start(providers)
+    await bench.enqueue()
+    await bench.settled({"sent": 1})
+    await until(lambda: worker.in_flight == 0)
+
+
+async def test_an_email_on_an_idle_connection_needs_no_task(bench: Bench, place: SendGridPlace) -> None:
+    await warm(bench, place.provider)
+    place.double.behaviour.latency_seconds = 0.3
+
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.workers[0].in_flight == 1)
+
+    assert all(getattr(task.get_coro(), "__name__", "") != "_send" for task in asyncio.all_tasks())
+    await bench.settled({"sent": 2})
+    assert place.double.requests[str(email_id)] == 1
+    await bench.nothing_left_on_the_queue()
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcomes", "others"),
+    [
+        (Fault.CLOSE, ["uncertain"], 0),
+        (Reply(503), ["deferred", "accepted"], 0),
+        (Reply(401, b"{}"), ["accepted"], 1),
+    ],
+    ids=["lost answer", "deferred", "refused key"],
+)
+async def test_an_email_that_is_not_accepted_on_an_idle_connection_is_handled_as_if_it_had_a_task(
+    bench: Bench, place: SendGridPlace, fault: Fault | Reply, outcomes: list[str], others: int
 ) -> None:
-    place.double.behaviour.latency_seconds = 0.2
-    place.double.behaviour.fault = sendgrid_error(400, "The template is not active.", field="template_id")
+    other = ScriptedProvider("other")
+    await warm(bench, place.provider, *([other] if others else []))
+    place.double.behaviour.fault, place.double.behaviour.times = fault, 1
 
-    worker = await drained_on_the_wire(bench, provider)
+    (email_id,) = await bench.enqueue()
 
-    statuses = bench.books.statuses()
-    assert statuses["failed"] > 1
-    assert statuses["failed"] + statuses["pending"] == COUNT
-    assert not worker.ledger.exists()
-
-
-class RefusesWholeCalls(ScriptedBulk):
-    """Refuses every bulk call as a whole, after `let_go`."""
-
-    async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
-        attempt.mark_on_wire()
-        await self.wait(parts[0].content.email_id)
-        return BulkCallRefused()
+    await until(lambda: bench.books.outcomes(email_id) == outcomes)
+    await bench.settled({"sent": 1, "held": 1} if outcomes == ["uncertain"] else {"sent": 2})
+    assert place.double.requests[str(email_id)] == len(outcomes)
+    assert other.accepted[email_id] == others
 
 
-async def test_an_email_that_a_drain_has_concluded_is_not_sent_again_when_its_call_is_refused_late(
-    bench: Bench,
-) -> None:
-    refusing = RefusesWholeCalls()
-    refusing.always = _send_without_an_answer
-    worker = await bench.start([with_bulk_calls(refusing, COUNT)], DRAIN_SECONDS="0.1")
-    await bench.enqueue(10)
-    await until(lambda: refusing.waiting and worker.in_flight == 10)
-    worker.begin_to_stop()
-    await bench.settled({"held": 10})
+class Scripted(ScriptedBulk):
+    """Refuses every bulk call as a whole, after `let_go`, if `refuses`; fails before the first byte, after `let_go`, if
+    `fails`. A bug makes it fail to render one email, or answer it with an invalid outcome."""
 
-    refusing.let_go()
-    await asyncio.wait_for(worker.task, 20)
-
-    assert refusing.accepted == {}
-    assert bench.books.statuses() == {"held": 10}
-
-
-async def test_emails_of_a_refused_call_are_released_if_the_worker_stops_then(
-    bench: Bench,
-) -> None:
-    refusing = RefusesWholeCalls()
-    refusing.always = _never_send
-    worker = await bench.start([with_bulk_calls(refusing, COUNT)])
-    await bench.enqueue(20)
-    await until(lambda: refusing.waiting and worker.in_flight > 1)
-
-    refusing.let_go()
-    await until(lambda: len(refusing.calls) == 20)
-    in_flight = worker.in_flight
-    await worker.stop()
-
-    assert in_flight == 0
-    assert bench.books.statuses() == {"pending": 20}
-    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
-
-
-async def _never_send(_provider: ScriptedProvider, _email: OutgoingEmail, _attempt: Attempt) -> Outcome:
-    await asyncio.Event().wait()
-    return Rejected(Reason.REFUSED)
-
-
-async def _send_without_an_answer(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    attempt.mark_on_wire()
-    await asyncio.Event().wait()
-    return Rejected(Reason.REFUSED)
-
-
-class FailsToRenderOne(ScriptedBulk):
-    """Accepts bulk calls, but a bug makes it fail to render one email."""
-
-    def __init__(self) -> None:
+    def __init__(self, *, refuses: bool = False, fails: bool = False) -> None:
         super().__init__()
-        self.stumbling_block: UUID | None = None
+        self.unrendered: UUID | None = None
+        self.odd: UUID | None = None
+        self._refuses = refuses
+        self._fails = fails
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
-        if email.email_id == self.stumbling_block:
+        if email.email_id == self.unrendered:
             raise KeyError("a mistake")
         return super().bulk_entry_of(email)
 
-
-async def test_an_adapter_bug_about_one_email_does_not_affect_the_others(bench: Bench) -> None:
-    tripping = FailsToRenderOne()
-    email_ids = [bench.books.enqueue_one() for _ in range(20)]
-    tripping.stumbling_block = email_ids[7]
-    await bench.deliver(email_ids)
-    await bench.start([with_bulk_calls(tripping, COUNT)], MAX_ATTEMPTS="1")
-
-    await bench.settled({"sent": 19, "failed": 1})
-
-    assert bench.books.outcomes(email_ids[7]) == ["deferred"]
-    assert tripping.accepted == {email_id: 1 for email_id in email_ids if email_id != email_ids[7]}
-
-
-class AnswersInvalidly(ScriptedBulk):
-    """Accepts bulk calls, but returns an invalid outcome for one email."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.odd: UUID | None = None
-
-    async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome]:
-        attempt.mark_on_wire()
-        email_ids = [part.content.email_id for part in parts]
-        taken = [self.accept(email_id) for email_id in email_ids]
-        return [
-            Accepted(cast(str, 42)) if email_id == self.odd else each
-            for email_id, each in zip(email_ids, taken, strict=True)
-        ]
+    async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
+        if self._fails:
+            await self.wait(parts[0].content.email_id)
+            raise OSError
+        if self._refuses:
+            attempt.mark_on_wire()
+            await self.wait(parts[0].content.email_id)
+            return BulkCallRefused()
+        outcomes = await super().send_bulk(parts, attempt)
+        assert not isinstance(outcomes, BulkCallRefused)
+        odd = Accepted(cast(str, 42))
+        return [odd if p.content.email_id == self.odd else o for p, o in zip(parts, outcomes, strict=True)]
 
 
-async def test_an_invalid_acceptance_holds_only_its_own_email(bench: Bench) -> None:
-    odd = AnswersInvalidly()
-    email_ids = [bench.books.enqueue_one() for _ in range(20)]
-    odd.odd = email_ids[7]
-    await bench.deliver(email_ids)
-    worker = await bench.start([with_bulk_calls(odd, COUNT)])
+@pytest.mark.parametrize("act", [accept_and_never_answer, never_leave], ids=["late", "before the drain"])
+def test_emails_of_a_call_that_is_refused_during_a_drain_are_not_sent_again(act: Act) -> None:
+    refusing = Scripted(refuses=True)
+    refusing.always = act
+    is_late = act is accept_and_never_answer
 
-    await bench.settled({"sent": 19, "held": 1})
+    async def scenario(bench: StageBench) -> None:
+        await bench.turns()
+        bench.deliver(*bench.enqueue(20))
+        await bench.turns()
+        assert (len(refusing.waiting), bench.slots_in_use) == (1, 20)
+        if is_late:
+            await bench.drain()
+            assert bench.statuses() == {Status.HELD: 20}
+        refusing.let_go()
+        await bench.turns()
+        assert (len(refusing.calls), bench.slots_in_use) == (0 if is_late else 20, 0)
+        await bench.drain()
 
-    assert bench.books.outcomes(email_ids[7]) == ["uncertain"]
-    await until(lambda: worker.in_flight == 0)
+    bench = run(scenario, with_bulk_calls(refusing, COUNT), drain_seconds=0.1)
+
+    assert (refusing.accepted, bench.statuses()) == ({}, {Status.HELD if is_late else Status.PENDING: 20})
+    assert {row.attempts for row in bench.store.rows.values()} == {1 if is_late else 0}
+
+
+def test_a_call_that_fails_after_its_emails_were_stopped_changes_nothing() -> None:
+    failing = Scripted(fails=True)
+
+    async def scenario(bench: StageBench) -> None:
+        await bench.turns()
+        bench.deliver(*bench.enqueue(20))
+        await bench.turns()
+        await bench.drain()
+        failing.let_go()
+        await bench.turns()
+        assert (len(failing.waiting), bench.faults) == (0, [])
+
+    assert run(scenario, with_bulk_calls(failing, COUNT)).statuses() == {Status.PENDING: 20}
+
+
+@pytest.mark.parametrize("field", ["unrendered", "odd"])
+def test_an_adapter_bug_about_one_email_does_not_affect_the_others(field: str) -> None:
+    provider = Scripted()
+
+    async def scenario(bench: StageBench) -> None:
+        await bench.turns()
+        email_ids = bench.enqueue(20)
+        setattr(provider, field, email_ids[7])
+        bench.deliver(*email_ids)
+        await bench.pass_time()
+        assert (len(provider.calls), bench.slots_in_use) == (0, 0)
+        ended = Status.FAILED if field == "unrendered" else Status.HELD
+        expected = [ended if number == 7 else Status.SENT for number in range(20)]
+        assert [bench.store.rows[each].status for each in email_ids] == expected
+
+    run(scenario, with_bulk_calls(provider, COUNT), max_attempts=1)

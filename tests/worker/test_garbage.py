@@ -23,7 +23,7 @@ from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place
 from tests.worker.bench import Bench
 
-COUNT = 100
+COUNT = 40
 OF_AN_EMAIL = (LedgerAttempt, Lease, OutgoingEmail, RenderedEmail, InFlightEmail, SmtpTransaction)
 
 

@@ -3,259 +3,144 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
-from dispatcher.routing.breaker import FIRST_OPEN_SECONDS
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedProvider, accept, answer, fail
+from tests.worker.scripted import Act, ScriptedProvider, answer, fail
 
-DEFERRED = Deferred(Reason.REFUSED, "not now", "451 4.7.1")
+DEFER = answer(Deferred(Reason.REFUSED, "not now", "451 4.7.1"))
+MAX_ATTEMPTS = 3
+NOTHING: Final[Mapping[str, Any]] = {}
 
 
-async def test_accepted_is_sent_recorded_and_acked(bench: Bench) -> None:
-    worker = await bench.start()
-    (email_id,) = await bench.enqueue()
+def invalid(reason: Reason, *, has_left: bool) -> Act:
+    async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        if has_left:
+            attempt.mark_on_wire()
+        return Deferred(reason, "later", "4", retry_after="soon")  # type: ignore[arg-type]
 
-    await bench.settled({"sent": 1})
+    return act
 
-    row = bench.books.row(email_id)
-    assert (row["provider"], row["provider_message_id"], row["attempt_count"]) == ("scripted", f"<{email_id}>", 1)
-    (attempt,) = bench.books.attempts(email_id)
-    assert (attempt["outcome"], attempt["worker"], attempt["attempt_number"]) == ("accepted", worker.name, 1)
-    assert attempt["started_at"] <= attempt["finished_at"]
-    assert bench.books.hourly() == {"accepted": 1}
+
+class Case(NamedTuple):
+    """What the provider does with an email before it accepts the email, and how the email and its attempts end. `row`
+    and `first`: columns of the email and of its first attempt. `before`: columns that are set before the delivery."""
+
+    acts: list[Act]
+    status: str
+    outcomes: str
+    row: Mapping[str, Any] = NOTHING
+    first: Mapping[str, Any] = NOTHING
+    before: Mapping[str, Any] = NOTHING
+    calls: int | None = None
+
+
+UNSENDABLE: dict[str, object] = {"error_type": "content_deleted", "provider": "none"}
+REJECTED = answer(Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"))
+SPENT: dict[str, object] = {"error_type": "refused", "last_error": "not now", "attempt_count": 3}
+NUL_REJECTED = answer(Rejected(Reason.INVALID_CONTENT, "a NUL \0 and half a pair \ud83e here", "5\0\udc80"))
+ERRORS = (ValueError("ann@example.org"), TimeoutError(), asyncio.CancelledError())
+REASONS = (Reason.REFUSED, Reason.THROTTLED, Reason.SERVER_ERROR)
+INTERNAL: dict[str, object] = {"error_type": "internal_error"}
+UNKNOWN: dict[str, object] = {"error_type": "outcome_unknown"}
+CASES = {
+    "accepted": Case([], "sent", "accepted", {"provider": "scripted", "attempt_count": 1}, {"attempt_number": 1}),
+    "deferred": Case([DEFER] * 2, "sent", "deferred deferred accepted", {"lease_token": 1, "error_type": None}),
+    "without attempts left": Case([DEFER] * 3, "failed", "deferred deferred deferred", SPENT),
+    "deferred for too long": Case([answer(Deferred(Reason.REFUSED, retry_after=3600.0))], "failed", "deferred"),
+    "rejected": Case([REJECTED], "failed", "rejected", {"last_error": "no such user"}, {"provider_code": "550 5.1.1"}),
+    "no answer": Case([answer(Uncertain("no answer"))], "held", "uncertain", UNKNOWN),
+    "rejected with NUL": Case([NUL_REJECTED], "failed", "rejected"),
+    "accepted with NUL": Case([answer(Accepted("id \0 \udfff", "words \0 \ud800"))], "sent", "accepted"),
+    "content deleted": Case([], "failed", "rejected", UNSENDABLE, calls=0),
+    "replayed": Case([DEFER] * 3, "failed", "deferred " * 3, {"attempt_count": 6}, {"attempt_number": 4}, {
+        "attempt_count": 3, "attempt_base": 3,
+    }),
+    "maximum of its lane": Case([DEFER] * 2, "failed", "deferred deferred", before={"max_attempts": 2}),
+    **{f"{e!r} before it is sent": Case([fail(e, after_leaving=False)], "sent", "deferred accepted", first=INTERNAL)
+       for e in ERRORS},
+    **{f"{e!r} after it is sent": Case([fail(e, after_leaving=True)], "held", "uncertain", first=UNKNOWN)
+       for e in ERRORS},
+    **{f"invalid {r} before": Case([invalid(r, has_left=False)], "sent", "deferred accepted", first=INTERNAL)
+       for r in REASONS},
+    **{f"invalid {r} after": Case([invalid(r, has_left=True)], "held", "uncertain", first=UNKNOWN) for r in REASONS},
+}  # fmt: skip
+
+
+async def test_each_outcome_ends_its_email_as_decided_and_affects_no_other(bench: Bench) -> None:
+    bench.books.connection.execute("insert into lane_policy (lane, weight, max_attempts) values ('urgent', 50, 2)")
+    email_ids = dict(zip(CASES, bench.books.enqueue(len(CASES)), strict=True))
+    names = {email_id: name for name, email_id in email_ids.items()}
+    for name, email_id in email_ids.items():
+        bench.provider.script[email_id].extend(CASES[name].acts)
+        if CASES[name].before:
+            bench.books.change(email_id, **CASES[name].before)
+    deleted = email_ids["content deleted"]
+    bench.books.connection.execute("delete from email_content where email_id = %s", [deleted])
+    (urgent,) = bench.books.enqueue(1, lane="urgent")
+    bench.provider.script[urgent].extend([DEFER] * 2)
+    worker = await bench.start(MAX_ATTEMPTS=str(MAX_ATTEMPTS))
+
+    await bench.deliver([*names, urgent])
+
+    await until(lambda: not {"pending", "sending"} & bench.books.statuses().keys())
+    found = {names[row["email_id"]]: row for row in bench.books.rows() if row["email_id"] != urgent}
+    attempts = {name: bench.books.attempts(email_id) for name, email_id in email_ids.items()}
+    ends = {name: (row["status"], [each["outcome"] for each in attempts[name]]) for name, row in found.items()}
+    assert ends == {name: (case.status, case.outcomes.split()) for name, case in CASES.items()}
+    assert (bench.books.status(urgent), bench.books.row(urgent)["attempt_count"]) == ("failed", 2)
+    for name, case in CASES.items():
+        assert {column: found[name][column] for column in case.row} == case.row, name
+        assert {column: attempts[name][0][column] for column in case.first} == case.first, name
+        assert (found[name]["dead_letter_due_at"] is None) == (case.status == "sent"), name
+        calls = len(case.outcomes.split()) if case.calls is None else case.calls
+        assert bench.provider.calls.count(email_ids[name]) == calls, name
+        assert all("example.org" not in (each["error"] or "") for each in attempts[name])
+    accepted = attempts["accepted"][0]
+    assert found["accepted"]["provider_message_id"] == f"<{email_ids['accepted']}>"
+    assert (accepted["worker"], accepted["started_at"] <= accepted["finished_at"]) == (worker.name, True)
+    assert bench.books.hourly()["accepted"] == sum(case.status == "sent" for case in CASES.values())
+    assert found["rejected with NUL"]["last_error"]
     await until(lambda: worker.in_flight == 0)
     await bench.nothing_left_on_the_queue()
     assert not worker.ledger.exists()
 
 
-async def test_hundreds_of_emails_are_sent_once_each_and_never_more_at_once_than_the_window(bench: Bench) -> None:
-    await bench.start(PREFETCH="20")
-    email_ids = await bench.enqueue(600)
+@pytest.mark.parametrize("hosts", ["hold", "resend"])
+async def test_an_email_without_an_answer_is_held_or_sent_again_by_policy(bench: Bench, hosts: str) -> None:
+    bench.provider.always = answer(Uncertain("no answer"))
+    await bench.start(ON_UNCERTAIN=hosts)
+    expected = {bench.books.enqueue_one(on_uncertain=own): own or hosts for own in (None, "hold", "resend")}
+    await bench.deliver(expected)
 
-    await bench.settled({"sent": 600})
+    await until(lambda: all(bench.books.outcomes(each) == ["uncertain"] for each in expected))
 
-    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
-    assert bench.provider.most_at_once <= 20
-    assert bench.books.hourly() == {"accepted": 600}
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_a_deferred_email_is_retried_under_the_same_lease(bench: Bench) -> None:
-    (email_id,) = bench.books.enqueue(1)
-    bench.provider.script[email_id].extend([answer(DEFERRED), answer(DEFERRED)])
-    await bench.start()
-    await bench.deliver([email_id])
-
-    await bench.settled({"sent": 1})
-
-    assert bench.books.outcomes(email_id) == ["deferred", "deferred", "accepted"]
-    assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [1, 2, 3]
-    row = bench.books.row(email_id)
-    assert (row["lease_token"], row["attempt_count"], row["error_type"]) == (1, 3, None)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_an_email_without_attempts_left_fails_with_the_last_error(bench: Bench) -> None:
-    bench.provider.always = answer(DEFERRED)
-    await bench.start(MAX_ATTEMPTS="3")
-    (email_id,) = await bench.enqueue()
-
-    await bench.settled({"failed": 1})
-
-    row = bench.books.row(email_id)
-    assert (row["error_type"], row["last_error"], row["attempt_count"]) == ("refused", "not now", 3)
-    assert row["dead_letter_due_at"] is not None
-    assert bench.books.outcomes(email_id) == ["deferred"] * 3
+    for email_id, policy in expected.items():
+        row = bench.books.row(email_id)
+        is_held = policy == "hold"
+        assert (row["status"], row["error_type"]) == ("held" if is_held else "pending", "outcome_unknown")
+        assert (row["dead_letter_due_at"] is not None, row["publish_due_at"] is None) == (is_held, is_held)
     assert len(bench.provider.calls) == 3
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_deferral_with_a_wait_beyond_the_limit_fails_the_email_at_once(bench: Bench) -> None:
-    bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=3600.0))
-    await bench.start()
-    await bench.enqueue()
+async def test_hundreds_of_emails_are_sent_once_each_and_never_more_at_once_than_the_window(bench: Bench) -> None:
+    await bench.start(PREFETCH="20")
+    email_ids = await bench.enqueue(300)
 
-    await bench.settled({"failed": 1})
+    await bench.settled({"sent": 300})
 
-    assert len(bench.provider.calls) == 1
-
-
-async def test_a_rejection_fails_the_email_at_once(bench: Bench) -> None:
-    bench.provider.always = answer(Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1"))
-    await bench.start()
-    (email_id,) = await bench.enqueue()
-
-    await bench.settled({"failed": 1})
-
-    row = bench.books.row(email_id)
-    assert (row["error_type"], row["last_error"]) == ("rejected_recipient", "no such user")
-    assert row["dead_letter_due_at"] is not None
-    assert bench.books.attempts(email_id)[0]["provider_code"] == "550 5.1.1"
-    await bench.nothing_left_on_the_queue()
-
-
-@pytest.mark.parametrize(
-    ("own", "hosts", "status"),
-    [(None, "hold", "held"), (None, "resend", "pending"), ("hold", "resend", "held"), ("resend", "hold", "pending")],
-)
-async def test_an_email_without_an_answer_is_held_or_sent_again_by_policy(
-    bench: Bench, own: str | None, hosts: str, status: str
-) -> None:
-    bench.provider.always = answer(Uncertain("no answer"))
-    await bench.start(ON_UNCERTAIN=hosts)
-    (email_id,) = await bench.enqueue(on_uncertain=own)
-
-    await until(lambda: bench.books.outcomes(email_id) == ["uncertain"])
-
-    row = bench.books.row(email_id)
-    assert row["status"] == status
-    assert (row["error_type"], row["dead_letter_due_at"] is None) == ("outcome_unknown", status == "pending")
-    assert (row["publish_due_at"] is None) == (status == "held")
-    assert len(bench.provider.calls) == 1
-    await bench.nothing_left_on_the_queue()
-
-
-@pytest.mark.parametrize("error", [ValueError("ann@example.org"), TimeoutError(), asyncio.CancelledError()], ids=repr)
-async def test_an_adapter_that_fails_before_sending_uses_one_attempt(bench: Bench, error: BaseException) -> None:
-    first, neighbour = bench.books.enqueue(2)
-    bench.provider.script[first].append(fail(error, after_leaving=False))
-    await bench.start()
-    await bench.deliver([first, neighbour])
-
-    await bench.settled({"sent": 2})
-
-    assert bench.books.outcomes(first) == ["deferred", "accepted"]
-    attempt = bench.books.attempts(first)[0]
-    assert attempt["error_type"] == "internal_error"
-    assert "example.org" not in attempt["error"]
-
-
-@pytest.mark.parametrize("error", [ValueError("ann@example.org"), TimeoutError(), asyncio.CancelledError()], ids=repr)
-async def test_an_email_whose_adapter_fails_after_sending_is_uncertain(bench: Bench, error: BaseException) -> None:
-    bench.provider.always = fail(error, after_leaving=True)
-    await bench.start()
-    (email_id,) = await bench.enqueue()
-
-    await bench.settled({"held": 1})
-
-    assert bench.books.outcomes(email_id) == ["uncertain"]
-    assert len(bench.provider.calls) == 1
-    await bench.nothing_left_on_the_queue()
-
-
-@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.THROTTLED, Reason.SERVER_ERROR])
-@pytest.mark.parametrize("has_left", [False, True])
-async def test_an_invalid_outcome_does_not_keep_its_email_forever(bench: Bench, reason: Reason, has_left: bool) -> None:
-    async def err(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        if has_left:
-            attempt.mark_on_wire()
-        return Deferred(reason, "later", "4", retry_after="soon")  # type: ignore[arg-type]
-
-    strange, neighbour = bench.books.enqueue(2)
-    bench.provider.script[strange].append(err)
-    worker = await bench.start(ON_UNCERTAIN="resend")
-    await bench.deliver([strange, neighbour])
-
-    await until(lambda: bench.books.outcomes(strange))
-    await until(lambda: bench.books.status(neighbour) == "sent" and worker.in_flight == 0)
-    # An email on the wire is sent again by policy; an unsent email is retried under its lease.
-    await until(lambda: bench.books.status(strange) == ("pending" if has_left else "sent"))
-    assert bench.books.outcomes(strange) == (["uncertain"] if has_left else ["deferred", "accepted"])
-    assert bench.books.attempts(strange)[0]["error_type"] == ("outcome_unknown" if has_left else "internal_error")
-
-
-async def test_content_that_was_deleted_fails_the_email_without_a_call(bench: Bench) -> None:
-    (email_id,) = bench.books.enqueue(1)
-    bench.books.connection.execute("delete from email_content")
-    await bench.start()
-    await bench.deliver([email_id])
-
-    await bench.settled({"failed": 1})
-
-    row = bench.books.row(email_id)
-    assert (row["error_type"], row["provider"]) == ("content_deleted", "none")
-    assert bench.provider.calls == []
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        Rejected(Reason.INVALID_CONTENT, "a NUL \0 and half a pair \ud83e here", "5\0\udc80"),
-        Accepted("id \0 \udfff", "words \0 \ud800"),
-    ],
-    ids=["rejected", "accepted"],
-)
-async def test_provider_text_that_the_database_cannot_store_does_not_stop_the_worker(
-    bench: Bench, outcome: Outcome
-) -> None:
-    strange, neighbour = bench.books.enqueue(2)
-    bench.provider.script[strange].append(answer(outcome))
-    await bench.start()
-    await bench.deliver([strange, neighbour])
-
-    wanted = "sent" if isinstance(outcome, Accepted) else "failed"
-    await until(lambda: (bench.books.status(strange), bench.books.status(neighbour)) == (wanted, "sent"))
-
-    assert bench.books.row(strange)["last_error"]
-    await bench.nothing_left_on_the_queue()
-
-
-@pytest.mark.parametrize("after_leaving", [False, True])
-async def test_a_provider_fault_uses_no_attempt_and_pauses_until_the_provider_works(
-    bench: Bench, after_leaving: bool
-) -> None:
-    email_ids = bench.books.enqueue(3)
-    bench.provider.always = fail(ProviderFault("scripted", "bad credentials"), after_leaving=after_leaving)
-    worker = await bench.start()
-    began_at = asyncio.get_running_loop().time()
-    await bench.deliver(email_ids[:1])
-    await until(lambda: bench.books.row(email_ids[0])["lease_token"] == 1 and bench.books.statuses() == {"pending": 3})
-
-    row = bench.books.row(email_ids[0])
-    assert (row["attempt_count"], row["error_type"], row["publish_due_at"] is None) == (0, None, False)
-    assert bench.books.attempts(email_ids[0]) == []
-    assert worker.in_flight == 0
-    assert len(bench.provider.calls) == 1
-    bench.provider.always = accept
-    await bench.deliver(email_ids)
-    took = asyncio.get_running_loop().time() - began_at
-    assert len(bench.provider.calls) == 1 or took > FIRST_OPEN_SECONDS / 2, "it was called within the shortest pause"
-
-    await bench.settled({"sent": 3})
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
+    assert bench.provider.most_at_once <= 20
+    assert bench.books.hourly() == {"accepted": 300}
     await bench.nothing_left_on_the_queue()
-
-
-async def test_after_a_definite_refusal_the_next_provider_is_tried_within_the_same_attempt(bench: Bench) -> None:
-    first, second = ScriptedProvider("first"), ScriptedProvider("second")
-    first.always = answer(Deferred(Reason.THROTTLED, "slow down", "429", 0.1))
-    worker = await bench.start([first, second])
-    (email_id,) = await bench.enqueue()
-
-    await bench.settled({"sent": 1})
-
-    (attempt,) = bench.books.attempts(email_id)
-    assert (attempt["provider"], attempt["attempt_number"]) == ("second", 1)
-    assert second.accepted[email_id] == 1
-    await until(lambda: worker.in_flight == 0)
-
-
-async def test_an_email_without_an_answer_never_goes_to_the_next_provider(bench: Bench) -> None:
-    first, second = ScriptedProvider("first"), ScriptedProvider("second")
-    first.always = answer(Uncertain("no answer"))
-    await bench.start([first, second])
-    await bench.enqueue(3)
-
-    await bench.settled({"held": 3})
-
-    assert second.calls == []
 
 
 async def test_a_provider_that_never_answers_is_paused_before_the_whole_queue_is_held(bench: Bench) -> None:
@@ -266,27 +151,3 @@ async def test_a_provider_that_never_answers_is_paused_before_the_whole_queue_is
     await until(lambda: bench.books.select("select from provider_state where state = 'open'"))
 
     assert bench.books.statuses()["held"] <= 20
-
-
-async def test_after_a_replay_attempts_are_counted_from_zero_and_the_history_is_kept(bench: Bench) -> None:
-    (email_id,) = bench.books.enqueue(1)
-    bench.books.change(email_id, attempt_count=3, attempt_base=3)
-    bench.provider.always = answer(Deferred(Reason.SERVER_ERROR, "later"))
-
-    await bench.start(MAX_ATTEMPTS="2")
-    await bench.deliver([email_id])
-
-    await bench.settled({"failed": 1})
-    assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [4, 5]
-
-
-async def test_the_lanes_maximum_of_attempts_goes_before_the_hosts(bench: Bench) -> None:
-    bench.books.connection.execute("insert into lane_policy (lane, weight, max_attempts) values ('urgent', 50, 2)")
-    bench.provider.always = answer(DEFERRED)
-    await bench.start(MAX_ATTEMPTS="4")
-    urgent, normal = bench.books.enqueue(1, lane="urgent"), bench.books.enqueue(1)
-    await bench.deliver([*urgent, *normal])
-
-    await bench.settled({"failed": 2})
-
-    assert [bench.books.row(each)["attempt_count"] for each in (*urgent, *normal)] == [2, 4]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 from uuid import UUID
 
 import psycopg
-import pytest
 from structlog.testing import capture_logs
 
 from dispatcher import Sms, enqueue_many
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import Reason, Rejected
+from dispatcher.domain.outcome import Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.events.twilio import SIGNATURE_HEADER, sign
 from dispatcher.providers.contract import Attempt
@@ -22,37 +21,51 @@ from tests.api.running_api import Api, running
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider, accept, answer
-from tests.worker.test_capabilities import waiting_seconds
 
 NUMBER = "+4915112345678"
-
-
-def an_sms(key: str, **changes: Any) -> Sms:
-    return Sms(**{"message_key": key, "to": NUMBER, "text": "Your code is 1234.", **changes})
+ENTRIES = "select masked, reason from suppression"
 
 
 def sms_provider() -> ScriptedProvider:
     return ScriptedProvider("twilio", Capabilities(copies=1, channel="sms"))
 
 
-async def enqueued(bench: Bench, *messages: Sms) -> list[UUID]:
+async def enqueued(bench: Bench, count: int = 1, **changes: Any) -> list[UUID]:
+    """Enqueues SMS, and publishes their messages."""
+    before = len(bench.books.rows())
+    usual = {"to": NUMBER, "text": "Your code is 1234.", **changes}
+    messages = [Sms(message_key=f"sms-{before + number}", **usual) for number in range(count)]
     with psycopg.connect(bench.settings().database_url) as connection:
-        return [each.email_id for each in enqueue_many(connection, messages)]
+        sms_ids = [each.email_id for each in enqueue_many(connection, messages)]
+    await bench.deliver(sms_ids)
+    return sms_ids
+
+
+async def next_ends_as(bench: Bench, status: str, **changes: Any) -> None:
+    """Sends SMS until one ends so: a worker reads the changed suppressions every 0.75 s."""
+
+    async def one_does() -> bool:
+        (email_id,) = await enqueued(bench, **changes)
+        await until(lambda: bench.books.row(email_id)["status"] in ("sent", "failed"))
+        row = bench.books.row(email_id)
+        assert row["error_type"] in (None, "suppressed")
+        return bool(row["status"] == status)
+
+    await until_answer(one_does)
 
 
 async def test_each_channel_is_sent_by_its_providers(bench: Bench) -> None:
     emails, texts = ScriptedProvider("smtp"), sms_provider()
     seen: list[OutgoingEmail] = []
 
-    async def look(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> object:
+    async def look(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         seen.append(email)
         return await accept(provider, email, attempt)
 
-    texts.always = look  # type: ignore[assignment]
+    texts.always = look
     await bench.start([emails, texts])
 
-    sms_ids = await enqueued(bench, *(an_sms(f"sms-{number}", sender="Example") for number in range(20)))
-    await bench.deliver(sms_ids)
+    sms_ids = await enqueued(bench, 20, sender="Example")
     email_ids = await bench.enqueue(20)
 
     await bench.settled({"sent": 40})
@@ -62,19 +75,21 @@ async def test_each_channel_is_sent_by_its_providers(bench: Bench) -> None:
     }
     assert {bench.books.row(each)["channel"] for each in sms_ids} == {"sms"}
     assert {bench.books.row(each)["channel"] for each in email_ids} == {None}
+    for table in ("email_log", "email_recipient", "email_idempotency"):
+        rows = bench.books.select(f"select t::text as text from {table} as t")  # noqa: S608 - our own names
+        assert all(NUMBER[1:] not in row["text"] for row in rows), "only the content has the number"
     await bench.nothing_left_on_the_queue()
 
 
 async def test_an_sms_waits_for_a_host_with_a_provider_and_delays_no_email(bench: Bench) -> None:
     worker = await bench.start([ScriptedProvider("smtp")], PREFETCH="2")
-    sms_ids = await enqueued(bench, *(an_sms(f"sms-{number}") for number in range(10)))
     with capture_logs() as logs:
-        await bench.deliver(sms_ids)
+        sms_ids = await enqueued(bench, 10)
 
         email_ids = await bench.enqueue(5)
 
         await bench.settled({"pending": 10, "sent": 5})
-        await until(lambda: all(waiting_seconds(bench, each) > 0 for each in sms_ids))
+        await until(lambda: all(bench.due_in_seconds(each) > 0 for each in sms_ids))
         await until(lambda: worker.in_flight == 0)
     (line,) = [each for each in logs if each["event"] == "email.no_channel"]
     assert (line["channel"], line["count"]) == ("sms", 1)
@@ -82,80 +97,55 @@ async def test_an_sms_waits_for_a_host_with_a_provider_and_delays_no_email(bench
     assert {bench.books.row(each)["attempt_count"] for each in email_ids} == {1}
 
 
-async def test_an_sms_that_is_too_long_for_this_host_fails_before_it_is_sent(bench: Bench) -> None:
-    texts = sms_provider()
-    await bench.start([texts], SMS_MAX_SEGMENTS="2")
-    (email_id,) = await enqueued(bench, an_sms("long", text="a" * 307))
-    await bench.deliver([email_id])
-
-    await bench.settled({"failed": 1})
-
-    assert bench.books.row(email_id)["last_error"] == (
-        "The text takes 3 segments (GSM-7); DISPATCHER_SMS_MAX_SEGMENTS allows 2."
-    )
-    assert texts.calls == []
+NO_NUMBER: Final = "The recipient must be a phone number with its country code,"
+NOT_ALLOWED: Final[list[tuple[list[str], str]]] = [
+    (["+18765551234"], "The recipient is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
+    (["+15551234567"], "The recipient is a number that no country is known to assign;"),
+    (["+499001234567"], "The recipient is a premium-rate number:"),
+    (["+881612345678"], "The recipient has the calling code +881, which belongs to no country:"),
+    (["ann@example.org"], NO_NUMBER),
+    ([], NO_NUMBER),
+]
 
 
-@pytest.mark.parametrize(
-    ("to", "words"),
-    [
-        (["+18765551234"], "The recipient is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
-        (["+15551234567"], "The recipient is a number that no country is known to assign;"),
-        (["+499001234567"], "The recipient is a premium-rate number:"),
-        (["+881612345678"], "The recipient has the calling code +881, which belongs to no country:"),
-        (["ann@example.org"], "The recipient must be a phone number with its country code,"),
-        ([], "The recipient must be a phone number with its country code,"),
-    ],
-)
-async def test_an_sms_that_was_stored_for_a_number_that_is_not_allowed_fails_and_nothing_is_sent(
-    bench: Bench, to: list[str], words: str
+async def test_stored_sms_that_are_too_long_or_whose_number_is_not_allowed_on_this_host_are_not_sent(
+    bench: Bench,
 ) -> None:
     texts = sms_provider()
-    await bench.start([texts], SMS_COUNTRIES="DE,US")
-    email_id, allowed = await enqueued(bench, an_sms("other"), an_sms("allowed"))
-    bench.books.connection.execute(
-        "update email_content set recipients = jsonb_build_object('to', %s::text[]) where email_id = %s", [to, email_id]
+    sms_ids = await enqueued(bench, len(NOT_ALLOWED))
+    for email_id, (to, _) in zip(sms_ids, NOT_ALLOWED, strict=True):
+        bench.books.connection.execute(
+            "update email_content set recipients = jsonb_build_object('to', %s::text[]) where email_id = %s",
+            [to, email_id],
+        )
+    (long,) = await enqueued(bench, text="a" * 307)
+    (allowed,) = await enqueued(bench)
+
+    await bench.start([texts], SMS_COUNTRIES="DE,US", SMS_MAX_SEGMENTS="2")
+
+    await bench.settled({"failed": len(NOT_ALLOWED) + 1, "sent": 1})
+    for email_id, (_, words) in zip(sms_ids, NOT_ALLOWED, strict=True):
+        row = bench.books.row(email_id)
+        assert (row["error_type"], row["last_error"][: len(words)]) == (Reason.REJECTED_RECIPIENT, words)
+    assert bench.books.row(long)["last_error"] == (
+        "The text takes 3 segments (GSM-7); DISPATCHER_SMS_MAX_SEGMENTS allows 2."
     )
-    await bench.deliver([email_id, allowed])
-
-    await bench.settled({"failed": 1, "sent": 1})
-
-    row = bench.books.row(email_id)
-    assert (row["error_type"], row["last_error"][: len(words)]) == (Reason.REJECTED_RECIPIENT, words)
-    assert texts.accepted == {allowed: 1}
+    assert (texts.accepted, texts.calls) == ({allowed: 1}, [allowed])
 
 
 async def test_a_recipient_who_opted_out_is_suppressed_for_the_next_sms(bench: Bench) -> None:
     texts = sms_provider()
     texts.always = answer(Rejected(Reason.OPTED_OUT, "unsubscribed recipient", "400 21610"))
     await bench.start([texts])
-    await bench.deliver(await enqueued(bench, an_sms("first")))
+    await enqueued(bench)
     await bench.settled({"failed": 1})
-    await until(lambda: bench.books.select("select masked, reason from suppression") != [])
+    await until(lambda: bench.books.select(ENTRIES) != [])
 
-    assert bench.books.select("select tenant_id, masked, reason from suppression") == [
-        {"tenant_id": "default", "masked": "+49•••78", "reason": "unsubscribe"}
+    assert bench.books.select(f"{ENTRIES} where tenant_id = 'default'") == [
+        {"masked": "+49•••78", "reason": "unsubscribe"}
     ]
     texts.always = accept
-
-    async def next_is_suppressed() -> bool:
-        (email_id,) = await enqueued(bench, an_sms(f"next-{len(bench.books.rows())}"))
-        await bench.deliver([email_id])
-        await until(lambda: bench.books.row(email_id)["status"] in ("sent", "failed"))
-        return bool(bench.books.row(email_id)["error_type"] == "suppressed")
-
-    while not await next_is_suppressed():
-        pass
-
-
-async def test_no_table_but_that_of_the_content_has_the_number(bench: Bench) -> None:
-    (email_id,) = await enqueued(bench, an_sms("private"))
-
-    (row,) = bench.books.select("select * from email_recipient where email_id = %s", email_id)
-    assert row["domain"] == ""
-    for table in ("email_log", "email_recipient", "email_idempotency"):
-        (row,) = bench.books.select(f"select t::text as text from {table} as t where email_id = %s", email_id)  # noqa: S608 - our own names
-        assert NUMBER[1:] not in row["text"]
+    await next_ends_as(bench, "failed")
 
 
 TOKEN = "the_token_of_the_account_0123456789"
@@ -173,54 +163,27 @@ async def reply(api: Api, body: str, sid: str, number: str) -> None:
     assert answer.status == 200
 
 
-@pytest.mark.parametrize(
-    ("to", "sender"),
-    [
-        (NUMBER, NUMBER),
-        # Networks report the number in another form than the application.
-        ("+525512345678", "+5215512345678"),
-    ],
-)
-async def test_stop_ends_the_sms_to_a_number_until_start_and_copies_of_both_change_nothing(
-    bench: Bench, to: str, sender: str
-) -> None:
-    texts = sms_provider()
-    await bench.start([texts])
+async def test_stop_ends_the_sms_to_a_number_until_start_and_copies_of_both_change_nothing(bench: Bench) -> None:
+    to, sender = "+525512345678", "+5215512345678"  # networks report the number in another form
+    await bench.start([sms_provider()])
     settings = bench.settings(API_ALLOW_ANONYMOUS="on")
     own = TwilioSettings(
         account_sid="AC" + "0" * 32, auth_token=TOKEN, callback_url=f"{ORIGIN}/v1/events/twilio", sender="Example"
     )
     settings = replace(settings, providers=("smtp", "twilio"), own={**settings.own, "twilio": own})
 
-    async def next_ends_as(status: str) -> None:
-        """Sends SMS until one ends so: a worker reads the changed suppressions every 0.75 s."""
-
-        async def one_does() -> bool:
-            (email_id,) = await enqueued(bench, an_sms(f"next-{len(bench.books.rows())}", to=to))
-            await bench.deliver([email_id])
-            await until(lambda: bench.books.row(email_id)["status"] in ("sent", "failed"))
-            row = bench.books.row(email_id)
-            assert row["error_type"] in (None, "suppressed")
-            return bool(row["status"] == status)
-
-        await until_answer(one_does)
-
     async with running(settings) as api:
-        await next_ends_as("sent")
+        await next_ends_as(bench, "sent", to=to)
         await reply(api, "stop please", "1", sender)
-        await next_ends_as("failed")
-        count = sum(texts.accepted.values())
-        await next_ends_as("failed")
-        assert sum(texts.accepted.values()) == count
+        await next_ends_as(bench, "failed", to=to)
 
         await reply(api, "START", "2", sender)
-        entries = "select masked, reason from suppression"
-        assert bench.books.select(entries) == []
+        assert bench.books.select(ENTRIES) == []
         await reply(api, "stop please", "1", sender)
-        assert bench.books.select(entries) == []
-        await next_ends_as("sent")
+        assert bench.books.select(ENTRIES) == []
+        await next_ends_as(bench, "sent", to=to)
 
         await reply(api, "STOP", "3", sender)
         await reply(api, "START", "2", sender)
-        assert bench.books.select(entries) == [{"masked": f"{to[:3]}•••78", "reason": "unsubscribe"}]
-        await next_ends_as("failed")
+        assert bench.books.select(ENTRIES) == [{"masked": f"{to[:3]}•••78", "reason": "unsubscribe"}]
+        await next_ends_as(bench, "failed", to=to)

@@ -94,7 +94,6 @@ class RandomRun:
         return [email_ids[number % len(email_ids)]] if email_ids else []
 
     def take(self, step: str, value: Any) -> None:
-        """Runs one step, which is the name of a method."""
         getattr(self, step)(value)
 
     def deliver_large(self, acts: list[str]) -> None:
@@ -102,7 +101,6 @@ class RandomRun:
         self.deliver(acts, octets_apart=self.bench.settings.worker_memory_mb * 600_000)
 
     def deliver_again(self, number: int) -> None:
-        """Delivers a second message for an email."""
         self.bench.deliver(*self.pick(number))
 
     def lose(self, what: tuple[str, bool]) -> None:
@@ -112,19 +110,15 @@ class RandomRun:
         self.has_lost_leases |= name == "lease"
 
     def lock(self, number: int) -> None:
-        """Locks an email's row by another transaction."""
         self.store.locked_ids.update(self.pick(number))
 
     def unlock(self, _: None) -> None:
-        """Releases all row locks."""
         self.store.locked_ids.clear()
 
     def refuse(self, number: int) -> None:
-        """Makes PostgreSQL refuse the results of an email."""
         self.store.refused.update(self.pick(number))
 
     def take_results(self, _: None) -> None:
-        """Makes PostgreSQL accept all results again."""
         self.store.refused.clear()
 
     def take_away(self, number: int) -> None:
@@ -136,7 +130,6 @@ class RandomRun:
                 self.taken_away.add(email_id)
 
     def void(self, _: None) -> None:
-        """Voids all leases."""
         self.bench.void_leases()
 
     def age(self, _: None) -> None:
@@ -145,7 +138,6 @@ class RandomRun:
             email.confirmed_at -= self.bench.settings.lease_seconds
 
     def let_go(self, _: None) -> None:
-        """Makes the provider answer."""
         self.bench.provider.let_go()
 
     def lose_channel(self, _: None) -> None:
@@ -154,7 +146,6 @@ class RandomRun:
         self.bench.pipeline.lease.drop_unleased()
 
     def heal(self) -> None:
-        """Ends all faults."""
         self.store.lose.clear()
         for step in ("unlock", "take_results", "let_go"):
             self.take(step, None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -27,8 +29,11 @@ from tests.providers.emails import an_email
 from tests.store.suppressing import hasher_of, suppress, unsuppress
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedBulk, ScriptedProvider, answer
+from tests.worker.scripted import ScriptedBulk, ScriptedProvider, answer_when_let_go
 from tests.worker.stage_bench import NobodySuppressed
+
+DETAIL = "refused recipients: 2 (550 5.1.1); 250 queued"
+Seen = tuple[Sequence[str], ...]
 
 
 class Recipients(ScriptedProvider):
@@ -36,105 +41,120 @@ class Recipients(ScriptedProvider):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[UUID, tuple[Sequence[str], ...]] = {}
+        self.seen: dict[UUID, Seen] = {}
         self.headers: dict[UUID, dict[str, str]] = {}
         self.always = self._accept
-        self.detail: str | None = None
 
     async def _accept(self, _: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Accepted:
         attempt.mark_on_wire()
         self.seen[email.email_id] = (email.to, email.cc, email.bcc)
         self.headers[email.email_id] = dict(email.headers)
         self.accept(email.email_id)
-        return Accepted("id", self.detail)
+        return Accepted("id", DETAIL if email.bcc or email.cc else "250 ok")
 
 
-async def test_an_email_to_suppressed_recipients_only_fails_without_a_dead_letter(bench: Bench) -> None:
-    suppress(bench.books.connection, "ann@example.org")
-    await bench.start()
-    (email_id,) = await bench.enqueue(to="Ann <ANN@Example.org>")
+ANN, BOB, CEM, EVE = "ann@example.org", "bob@example.org", "cem@example.org", "eve@example.org"
+LARGE = "x" * 200_000
+FAILED: Final = "Every recipient is suppressed: hard_bounce."
+PARTLY: Final = (
+    "refused recipients: 1 (suppressed: hard_bounce), 3 (550 5.1.1), 4 (suppressed: hard_bounce); 250 queued"
+)
+FIRST_LEFT_OUT: Final = "refused recipients: 1 (suppressed: hard_bounce); 250 ok"
 
-    await bench.settled({"failed": 1})
 
-    row = bench.books.row(email_id)
-    assert (row["error_type"], row["dead_letter_due_at"], row["provider"]) == ("suppressed", None, "none")
-    assert row["last_error"] == "Every recipient is suppressed: hard_bounce."
-    assert bench.books.outcomes(email_id) == ["rejected"]
-    assert bench.provider.calls == []
+class Case(NamedTuple):
+    """An email's fields, who gets it, and the text in its row."""
+
+    fields: dict[str, Any]
+    seen: Seen | None
+    text: str
+
+
+CASES: Final = {
+    "only suppressed": Case({"to": "Ann <ANN@Example.org>"}, None, FAILED),
+    "several": Case({"to": [ANN, BOB], "cc": [CEM], "bcc": [EVE]}, ((BOB,), (CEM,), ()), PARTLY),
+    "domain": Case({"to": "Ann <ann@SHOP.example>"}, None, FAILED),
+    "subdomain": Case({"to": "ann@mail.shop.example"}, (("ann@mail.shop.example",), (), ()), "250 ok"),
+    "of another tenant": Case({"to": CEM}, ((CEM,), (), ()), "250 ok"),
+    "expired": Case({"to": BOB}, ((BOB,), (), ()), "250 ok"),
+    "large": Case({"to": [ANN, BOB], "text": LARGE}, ((BOB,), (), ()), FIRST_LEFT_OUT),
+    "large, only suppressed": Case({"to": ANN, "text": LARGE}, None, FAILED),
+    "ignored": Case({"to": ANN, "ignore_suppression": True}, ((ANN,), (), ()), "250 ok"),
+}
+
+
+async def test_suppressed_recipients_are_left_out_and_listed_like_refused_ones(bench: Bench) -> None:
+    provider = Recipients()
+    suppress(bench.books.connection, ANN, EVE, "shop.example")
+    suppress(bench.books.connection, CEM, tenant_id="other")
+    suppress(bench.books.connection, BOB, expires_in="-1 second")
+    email_ids = {bench.books.enqueue_one(**case.fields): name for name, case in CASES.items()}
+    await bench.start([provider])
+
+    await bench.deliver(email_ids)
+
+    failed = sum(case.seen is None for case in CASES.values())
+    await bench.settled({"sent": len(CASES) - failed, "failed": failed})
+    rows = {email_ids[row["email_id"]]: row for row in bench.books.rows()}
+    seen = {email_ids[email_id]: people for email_id, people in provider.seen.items()}
+    assert seen == {name: case.seen for name, case in CASES.items() if case.seen is not None}
+    assert {name: row["last_error"] for name, row in rows.items()} == {name: case.text for name, case in CASES.items()}
+    for email_id, name in email_ids.items():
+        if CASES[name].seen is None:
+            row = rows[name]
+            assert (row["error_type"], row["dead_letter_due_at"], row["provider"]) == ("suppressed", None, "none")
+            assert bench.books.outcomes(email_id) == ["rejected"]
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_suppressed_recipient_among_several_is_left_out_and_listed_like_a_refused_one(bench: Bench) -> None:
-    provider = Recipients()
-    provider.detail = "refused recipients: 2 (550 5.1.1); 250 queued"
-    suppress(bench.books.connection, "ann@example.org", "eve@example.org")
-    await bench.start([provider])
-    (email_id,) = await bench.enqueue(
-        to=["ann@example.org", "bob@example.org"], cc=["cem@example.org"], bcc=["eve@example.org"]
-    )
-
-    await bench.settled({"sent": 1})
-
-    assert provider.seen[email_id] == (("bob@example.org",), ("cem@example.org",), ())
-    assert bench.books.row(email_id)["last_error"] == (
-        "refused recipients: 1 (suppressed: hard_bounce), 3 (550 5.1.1), 4 (suppressed: hard_bounce); 250 queued"
-    )
-
-
-async def test_a_suppressed_domain_suppresses_its_addresses_and_no_others(bench: Bench) -> None:
-    suppress(bench.books.connection, "example.org")
-    await bench.start()
-    (suppressed,) = await bench.enqueue(to="Ann <ann@EXAMPLE.org>")
-    await bench.enqueue(to="ann@mail.example.org")
-
-    await bench.settled({"failed": 1, "sent": 1})
-
-    assert bench.books.status(suppressed) == "failed"
-
-
-async def test_entries_of_other_tenants_and_expired_entries_suppress_nobody(bench: Bench) -> None:
-    suppress(bench.books.connection, "ann@example.org", tenant_id="other")
-    suppress(bench.books.connection, "bob@example.org", expires_in="-1 second")
-    await bench.start()
-    await bench.enqueue(to=["ann@example.org", "bob@example.org"])
-
-    await bench.settled({"sent": 1})
-
-    assert bench.books.rows()[0]["last_error"] == "250 ok"
+@asynccontextmanager
+async def locked_entries(bench: Bench) -> AsyncIterator[None]:
+    """During the block, every query of the entries waits."""
+    bench.books.connection.execute("begin")
+    bench.books.connection.execute("lock table suppression in access exclusive mode")
+    yield
+    bench.books.connection.execute("rollback")
 
 
 async def test_an_entry_of_another_tenant_costs_no_query(bench: Bench) -> None:
     suppress(bench.books.connection, "example.org", tenant_id="other")
-    suppress(bench.books.connection, "eve@example.org")
+    suppress(bench.books.connection, EVE)
     await bench.start()
     await bench.enqueue(tenant_id="other")
-    await bench.enqueue(to="eve@example.org")
+    await bench.enqueue(to=EVE)
     await bench.settled({"failed": 2})  # the worker has read the entries
-    (email_id,) = bench.books.enqueue(to="ann@example.org")
+    (email_id,) = bench.books.enqueue(to=ANN)
 
-    bench.books.connection.execute("begin")
-    bench.books.connection.execute("lock table suppression in access exclusive mode")
-    await bench.deliver([email_id])
+    async with locked_entries(bench):
+        await bench.deliver([email_id])
 
-    await until(lambda: bench.books.status(email_id) == "sent")
-    bench.books.connection.execute("rollback")
+        await until(lambda: bench.books.status(email_id) == "sent")
+
+
+async def is_suppressed(bench: Bench, address: str) -> bool:
+    (email_id,) = await bench.enqueue(to=address)
+    await until(lambda: bench.books.status(email_id) in ("sent", "failed"))
+    return bench.books.status(email_id) == "failed"
 
 
 async def test_an_entry_counts_within_two_seconds_and_a_removal_at_once(bench: Bench) -> None:
     await bench.start()
     await bench.enqueue()
     await bench.settled({"sent": 1})
-    suppress(bench.books.connection, "bob@example.org")
+    suppress(bench.books.connection, BOB)
 
-    async def is_suppressed() -> bool:
-        (email_id,) = await bench.enqueue(to="bob@example.org")
-        await until(lambda: bench.books.status(email_id) in ("sent", "failed"))
-        return bench.books.status(email_id) == "failed"
+    await until_answer(lambda: is_suppressed(bench, BOB))
+    unsuppress(bench.books.connection, BOB)
 
-    await until_answer(is_suppressed)
-    unsuppress(bench.books.connection, "bob@example.org")
+    assert not await is_suppressed(bench, BOB)
 
-    assert not await is_suppressed()
+
+@asynccontextmanager
+async def running(recipients: SuppressedRecipients) -> AsyncIterator[None]:
+    task = asyncio.create_task(recipients.run())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 class CountedReader(SuppressionReader):
@@ -143,12 +163,10 @@ class CountedReader(SuppressionReader):
     reads = 0
 
     async def read_all(self) -> SuppressionsRead:
-        """See `SuppressionReader`."""
         self.reads += 1
         return await super().read_all()
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """See `SuppressionReader`."""
         self.reads += 1
         return await super().read_changed(since)
 
@@ -158,21 +176,19 @@ async def test_a_worker_without_emails_reads_no_entries_and_the_next_email_is_ju
 ) -> None:
     reader = CountedReader(pool)
     recipients = SuppressedRecipients(reader, StoreOutage(), idle_seconds=0.0)
-    running = asyncio.create_task(recipients.run())
-    await until(lambda: recipients.is_current)
-    await until(lambda: not recipients.is_current)
-    (email_id,) = bench.books.enqueue(to="bob@example.org")
-    suppress(bench.books.connection, "bob@example.org")
-    outgoing = dataclasses.replace(an_email(), email_id=email_id, to=("bob@example.org",))
-    assert reader.reads == 1
+    async with running(recipients):
+        await until(lambda: recipients.is_current)
+        await until(lambda: not recipients.is_current)
+        (email_id,) = bench.books.enqueue(to=BOB)
+        suppress(bench.books.connection, BOB)
+        outgoing = replace(an_email(), email_id=email_id, to=(BOB,))
+        assert reader.reads == 1
 
-    assert recipients.may_concern(outgoing, "default")
-    assert await recipients.find(outgoing) == {1: SuppressionReason.HARD_BOUNCE}
+        assert recipients.may_concern(outgoing, "default")
+        assert await recipients.find(outgoing) == {1: SuppressionReason.HARD_BOUNCE}
 
-    await until(lambda: recipients.is_current)
-    assert reader.reads == 2
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+        await until(lambda: recipients.is_current)
+        assert reader.reads == 2
 
 
 class LosableReader(NobodySuppressed):
@@ -181,7 +197,6 @@ class LosableReader(NobodySuppressed):
     is_lost = False
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """See `SuppressionReader`."""
         if self.is_lost:
             raise StoreUnavailable("lost")
         return await super().read_changed(since)
@@ -190,53 +205,36 @@ class LosableReader(NobodySuppressed):
 async def test_while_the_entries_cannot_be_read_every_email_is_judged_by_a_query() -> None:
     reader = LosableReader()
     recipients = SuppressedRecipients(reader, StoreOutage())
-    running = asyncio.create_task(recipients.run())
-    await until(lambda: not recipients.may_concern(an_email(), "default"))
-
-    reader.is_lost = True
-    await until(lambda: recipients.may_concern(an_email(), "default"))
-
-    reader.is_lost = False
-    await until(lambda: not recipients.may_concern(an_email(), "default"))
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with running(recipients):
+        for is_lost in (False, True, False):
+            reader.is_lost = is_lost
+            await until(lambda: recipients.may_concern(an_email(), "default") is reader.is_lost)
 
 
 async def test_a_recipient_who_was_suppressed_after_a_deferral_gets_no_second_attempt(bench: Bench) -> None:
     (email_id,) = bench.books.enqueue(1)
-    bench.provider.script[email_id].append(answer(Deferred(Reason.SERVER_ERROR, "later", "451", 4.0)))
-    await bench.start(RETRY_CAP_SECONDS="4")
+    bench.provider.script[email_id].append(answer_when_let_go(Deferred(Reason.SERVER_ERROR, "later", "451")))
+    await bench.start()
     await bench.deliver([email_id])
-    await until(lambda: len(bench.provider.calls) == 1)
-    suppress(bench.books.connection, "ann@example.org")
+    await until(lambda: bench.provider.waiting)
+    suppress(bench.books.connection, ANN)
+    await until_answer(lambda: is_suppressed(bench, ANN))
+    bench.provider.let_go()
 
-    await bench.settled({"failed": 1})
+    await until(lambda: bench.books.status(email_id) == "failed")
 
     assert bench.books.row(email_id)["error_type"] == "suppressed"
     assert bench.books.outcomes(email_id) == ["deferred", "rejected"]
 
 
-async def test_large_content_is_sent_without_suppressed_recipients(bench: Bench) -> None:
-    provider = Recipients()
-    suppress(bench.books.connection, "ann@example.org")
-    await bench.start([provider])
-    (email_id,) = await bench.enqueue(to=["ann@example.org", "bob@example.org"], text="x" * 200_000)
-    (nobody,) = await bench.enqueue(to="ann@example.org", text="x" * 200_000)
-
-    await bench.settled({"sent": 1, "failed": 1})
-
-    assert provider.seen == {email_id: (("bob@example.org",), (), ())}
-    assert bench.books.row(nobody)["error_type"] == "suppressed"
-
-
 @pytest.mark.parametrize("bundled", [False, True])
 async def test_bulk_calls_and_bundles_leave_out_suppressed_recipients(bench: Bench, bundled: bool) -> None:
     provider = ScriptedBulk()
-    suppress(bench.books.connection, "eve@example.org")
+    suppress(bench.books.connection, EVE)
     await bench.start([with_bulk_calls(provider, 50)])
     others = bench.books.enqueue(20)
-    partly = bench.books.enqueue(5, to=["ann@example.org", "eve@example.org"])
-    nobody = bench.books.enqueue(5, to="eve@example.org")
+    partly = bench.books.enqueue(5, to=[ANN, EVE])
+    nobody = bench.books.enqueue(5, to=EVE)
     ids = [*others, *nobody, *partly]
 
     await (bench.deliver_together(ids) if bundled else bench.deliver(ids))
@@ -246,28 +244,15 @@ async def test_bulk_calls_and_bundles_leave_out_suppressed_recipients(bench: Ben
     assert {bench.books.row(each)["error_type"] for each in nobody} == {"suppressed"}
 
 
-async def test_an_email_that_ignores_suppression_goes_to_everybody(bench: Bench) -> None:
-    provider = Recipients()
-    suppress(bench.books.connection, "ann@example.org")
-    await bench.start([provider])
-    (email_id,) = await bench.enqueue(to="ann@example.org", ignore_suppression=True)
-
-    await bench.settled({"sent": 1})
-
-    assert provider.seen[email_id][0] == ("ann@example.org",)
-
-
 async def test_a_drain_releases_emails_whose_recipients_are_being_checked(bench: Bench) -> None:
-    suppress(bench.books.connection, "ann@example.org")
+    suppress(bench.books.connection, ANN)
     worker = await bench.start()
     (email_id,) = bench.books.enqueue()
-    bench.books.connection.execute("begin")
-    bench.books.connection.execute("lock table suppression in access exclusive mode")
-    await bench.deliver([email_id])
-    await until(lambda: bench.books.status(email_id) == "sending")
+    async with locked_entries(bench):
+        await bench.deliver([email_id])
+        await until(lambda: bench.books.status(email_id) == "sending")
 
-    await worker.stop()
-    bench.books.connection.execute("rollback")
+        await worker.stop()
 
     row = bench.books.row(email_id)
     assert (row["status"], row["attempt_count"], bench.provider.calls) == ("pending", 0, [])
@@ -279,8 +264,8 @@ async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe
         [provider], UNSUBSCRIBE_URL="https://mail.example.com/", UNSUBSCRIBE_SENDERS="example.com,news@example.net"
     )
     (one,) = await bench.enqueue()
-    (large,) = await bench.enqueue(text="x" * 200_000)
-    (two,) = await bench.enqueue(to=["ann@example.org", "bob@example.org"])
+    (large,) = await bench.enqueue(text=LARGE)
+    (two,) = await bench.enqueue(to=[ANN, BOB])
     (other,) = await bench.enqueue(sender="shop@example.net")
     (own,) = await bench.enqueue(headers={"List-Unsubscribe": "<mailto:stop@example.com>"})
 
@@ -288,8 +273,8 @@ async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe
 
     hasher = hasher_of(bench.books.connection)
     for email_id in (one, large):
-        token = hasher.unsubscribe_token(email_id, "ann@example.org")
-        assert hasher.read_unsubscribe_token(token) == (email_id, hasher.hash("ann@example.org"))
+        token = hasher.unsubscribe_token(email_id, ANN)
+        assert hasher.read_unsubscribe_token(token) == (email_id, hasher.hash(ANN))
         assert provider.headers[email_id] == {
             "List-Unsubscribe": f"<https://mail.example.com/v1/unsubscribe/{token}>",
             "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
@@ -301,7 +286,7 @@ async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe
 def test_a_long_unsubscribe_header_is_not_encoded() -> None:
     hasher = AddressHasher(b"k" * 32)
     headers = UnsubscribeHeaders("https://a-rather-long-name-of-a-host.mail.example.com", ["example.com"])
-    email = headers.added_to(an_email(sender="shop@example.com", to=("ann@example.org",)), hasher)
+    email = headers.added_to(an_email(sender="shop@example.com", to=(ANN,)), hasher)
 
     lines = bytes(render(email).body).replace(b"\r\n ", b"").split(b"\r\n")  # unfolded
 

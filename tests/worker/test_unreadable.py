@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import psycopg
-import pytest
-
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.store.leases import MAX_OCTETS
 from tests.store.damage import allow_damage, damage, noise, refused
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import accept_when_let_go, leave_when_let_go
+from tests.worker.scripted import leave_when_let_go
 
 OTHERS = 20
 
@@ -24,49 +21,43 @@ DAMAGED: Final[dict[str, tuple[str, dict[str, object]]]] = {
 }
 
 
-@pytest.mark.parametrize("damaged", DAMAGED)
-async def test_an_email_with_a_damaged_value_fails_and_the_others_are_sent(bench: Bench, damaged: str) -> None:
-    table, fields = DAMAGED[damaged]
-    with damage(bench.books.connection, table):
-        culprit = bench.books.enqueue_one(**fields)
-    others = bench.books.enqueue(OTHERS)
+async def test_emails_with_damaged_or_invalid_content_fail_and_the_others_are_sent(bench: Bench) -> None:
+    culprits = []
+    for table, fields in DAMAGED.values():
+        with damage(bench.books.connection, table):
+            culprits.append(bench.books.enqueue_one(**fields))
+    invalid, unread, *others = bench.books.enqueue(OTHERS + 2)
+    bench.books.connection.execute(
+        "update email_content set recipients = '[\"to\"]'::jsonb where email_id = %s", (invalid,)
+    )
+    bench.books.change(unread, attempt_count=1, attempt_base=1, recipient_outcomes="5")
     worker = await bench.start()
 
-    await bench.deliver([*others[:7], culprit, *others[7:]])
+    await bench.deliver([*others[:7], *culprits, invalid, unread, *others[7:]])
 
-    await bench.settled({"sent": OTHERS, "failed": 1})
-    row = bench.books.row(culprit)
-    assert (row["status"], row["error_type"]) == ("failed", "content_unreadable")
-    assert "XX001" in row["last_error"]
-    assert row["dead_letter_due_at"] is not None
-    assert bench.books.outcomes(culprit) == ["rejected"]
+    def is_done() -> bool:
+        statuses = bench.books.statuses()
+        return (statuses["sent"], statuses["failed"]) == (OTHERS, 4) or worker.task.done()
+
+    await until(is_done)
     assert not worker.task.done()
-    await bench.nothing_left_on_the_queue()
     assert bench.provider.accepted == dict.fromkeys(others, 1)
-
-
-async def test_an_invalid_stored_email_fails_alone(bench: Bench) -> None:
-    culprit, *others = bench.books.enqueue(OTHERS)
-    bench.books.connection.execute(
-        "update email_content set recipients = '[\"to\"]'::jsonb where email_id = %s", (culprit,)
-    )
-    await bench.start()
-
-    await bench.deliver([*others, culprit])
-
-    await bench.settled({"sent": OTHERS - 1, "failed": 1})
-    assert bench.books.row(culprit)["error_type"] == "content_unreadable"
+    for email_id in (*culprits, invalid):
+        row = bench.books.row(email_id)
+        assert (row["status"], row["error_type"]) == ("failed", "content_unreadable")
+        assert row["dead_letter_due_at"] is not None
+        assert bench.books.outcomes(email_id) == ["rejected"]
+    assert all("XX001" in bench.books.row(each)["last_error"] for each in culprits)
     await bench.nothing_left_on_the_queue()
 
 
 async def test_an_email_whose_lease_cannot_be_renewed_does_not_affect_other_leases(bench: Bench) -> None:
-    bench.provider.always = accept_when_let_go
     culprit, *others = bench.books.enqueue(4)
-    with refused(bench.books.connection, culprit, "new.status = 'sending' and new.locked_until > old.locked_until"):
-        await bench.start(LEASE_SECONDS="1")
-        books = bench.books
+    books = bench.books
+    with refused(books.connection, culprit, "new.status = 'sending' and new.locked_until > old.locked_until"):
         # Disable the trigger for now, because it would also refuse the lease.
         books.connection.execute("alter table email_log disable trigger refuse")
+        await bench.begin(0, LEASE_SECONDS="1")
         await bench.deliver([culprit, *others])
         await until(lambda: len(bench.provider.waiting) == 4)
         books.connection.execute("alter table email_log enable trigger refuse")
@@ -79,11 +70,7 @@ async def test_an_email_whose_lease_cannot_be_renewed_does_not_affect_other_leas
 
 
 async def test_an_email_that_cannot_be_released_keeps_its_lease_and_the_others_are_released(bench: Bench) -> None:
-    bench.provider.always = leave_when_let_go
-    culprit, *others = bench.books.enqueue(4)
-    worker = await bench.start()
-    await bench.deliver([culprit, *others])
-    await until(lambda: len(bench.provider.waiting) == 4)
+    worker, (culprit, *_) = await bench.begin(4, leave_when_let_go)
 
     with refused(bench.books.connection, culprit, "new.status = 'pending'"):
         await worker.stop()
@@ -92,9 +79,7 @@ async def test_an_email_that_cannot_be_released_keeps_its_lease_and_the_others_a
     assert bench.books.status(culprit) == "sending"
 
 
-async def test_an_email_that_cannot_be_leased_puts_only_one_message_on_the_dlq(
-    bench: Bench,
-) -> None:
+async def test_an_email_that_cannot_be_leased_puts_only_one_message_on_the_dlq(bench: Bench) -> None:
     culprit = bench.books.enqueue_one()
     with refused(bench.books.connection, culprit, "new.status = 'sending'"):
         worker = await bench.start()
@@ -109,33 +94,18 @@ async def test_an_email_that_cannot_be_leased_puts_only_one_message_on_the_dlq(
     assert await bench.rabbit.take(bench.topology.queue) is None
 
 
-async def test_an_unreadable_email_does_not_stop_a_worker_whose_lease_was_interrupted(
-    bench: Bench, tables_url: str
-) -> None:
+async def test_an_unreadable_email_does_not_stop_a_worker_whose_lease_was_interrupted(bench: Bench) -> None:
     books = bench.books
     *others, culprit = books.enqueue(OTHERS)
     keys = books.keys([*others, culprit])
     with allow_damage(books.connection), damage(books.connection, "email_log"):
         books.change(culprit, message_key=noise(9_000))
-    with psycopg.connect(tables_url) as person:
-        person.execute("select from email_log where email_id = %s for update", [others[0]])
+    with bench.locked(others[0]):
         for email_id, key in keys.items():
             await bench.deliver_pointer(email_id, key)
         worker = await bench.start()
         await until(lambda: books.terminate(worker.name, waiting=True) > 0)
 
     await until(lambda: books.statuses() == {"sent": OTHERS - 1, "pending": 1} or worker.task.done())
-    assert not worker.task.done()
-    assert bench.provider.accepted == dict.fromkeys(others, 1)
-
-
-async def test_an_email_whose_recipient_outcomes_are_damaged_is_not_sent_and_the_others_are(bench: Bench) -> None:
-    culprit, *others = bench.books.enqueue(OTHERS)
-    bench.books.change(culprit, attempt_count=1, attempt_base=1, recipient_outcomes="5")
-    worker = await bench.start()
-
-    await bench.deliver([*others, culprit])
-
-    await until(lambda: bench.books.statuses()["sent"] == OTHERS - 1 or worker.task.done())
     assert not worker.task.done()
     assert bench.provider.accepted == dict.fromkeys(others, 1)

@@ -1,0 +1,345 @@
+"""A server refuses emails, at any step and in any words. If the server is at fault, no email fails, and the emails go
+to the next provider. If a recipient is at fault, only its email fails. Emails that wait for a retry delay no others.
+
+No relay runs in these tests, so released emails stay pending until a test publishes them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from structlog.testing import capture_logs
+
+from dispatcher.config.values import SmtpServer
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
+from dispatcher.dev.smtp_sink import running_sink
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.provider_text import RELAY
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
+from dispatcher.store.instants import AHEAD_SECONDS
+from tests.providers.places import smtp_place
+from tests.waiting import until, until_answer
+from tests.worker.bench import Bench
+from tests.worker.scripted import Act, ScriptedProvider, accept, answer
+
+DOMAINS = 10
+BACKLOG = 60
+PREFETCH = 8
+ATTEMPTS = 3
+BLOCKED_LIST = "554 5.7.1 Client host [192.0.2.1] blocked using a list"
+TOO_MANY = "550 Domain example.com has exceeded the max emails per hour (101/100) allowed"
+NO_CREDITS = "535 5.7.8 Authentication failed: Maximum credits exceeded"
+QUOTA = "554 5.2.0 STOREDRV.Submission.Exception:SubmissionQuotaExceededException"
+FAULTS = {
+    "greeting, blocked host": (Step.CONNECT, "554 5.7.1 Your IP is blocked", "Your IP is blocked", 0),
+    "login, no credits": (Step.AUTH, NO_CREDITS, "refuses the login", 0),
+    "MAIL, daily quota": (Step.MAIL, "550 5.4.5 Daily user sending limit exceeded", "Daily user sending", 3000),
+    "MAIL, no login": (Step.MAIL, "550 Unauthenticated senders not allowed", "Unauthenticated", 0),
+    "MAIL, sender": (Step.MAIL, "553 5.7.1 Sender address rejected: not owned by user", "not owned by", 0),
+    "MAIL, unknown words": (Step.MAIL, "550 5.7.1 Rule 7 says no", "Rule 7 says no", 0),
+    "RCPT, hourly quota": (Step.RCPT, TOO_MANY, "max emails per hour", 3000),
+    "RCPT, relay": (Step.RCPT, "554 5.7.1 Relay access denied", "Relay access denied", 0),
+    "RCPT, blocklist": (Step.RCPT, BLOCKED_LIST, "Client host", 0),
+    "RCPT, unknown words": (Step.RCPT, "550 Rule 7 says no", "Rule 7 says no", 0),
+    "RCPT, too fast": (Step.RCPT, "450 4.7.1 Error: too much mail", "throttled", 0),
+    "DATA, quota": (Step.DATA, "452 4.3.1 Hourly quota exceeded", "Hourly quota", 3000),
+    "DATA, unknown words": (Step.DATA, "554 Rule 7 says no", "Rule 7 says no", 0),
+    "after the body, quota": (Step.END, QUOTA, "SubmissionQuota", 3000),
+    "after the body, suspended": (Step.END, "554 Sending suspended for this account", "suspended", 0),
+    "after the body, unknown words": (Step.END, "554 5.7.1 Rule 7 says no", "Rule 7 says no", 0),
+}
+"""What the server does, a part of the reason that operators are told, and for how many seconds it lasts at least."""
+WITH_SECOND = ("login, no credits", "RCPT, hourly quota", "RCPT, unknown words", "after the body, suspended")
+
+
+def backlog(bench: Bench, count: int = BACKLOG) -> list[UUID]:
+    """Enqueues emails of one sender, to ten domains in turn."""
+    return [bench.books.enqueue_one(to=f"ann@shop{number % DOMAINS}.example") for number in range(count)]
+
+
+def reasons(bench: Bench) -> list[tuple[str, float]]:
+    """Why the worker does not use a provider, and for how many seconds."""
+    rows = bench.books.select(
+        "select reason, extract(epoch from until_at - changed_at)::float8 as seconds from provider_state"
+        " where state <> 'closed'"
+    )
+    return [(row["reason"], row["seconds"] or 0.0) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("case", "has_second"), [*((case, False) for case in FAULTS), *((case, True) for case in WITH_SECOND)]
+)
+async def test_a_refused_backlog_stays_pending_or_goes_to_the_second_provider(
+    case: str, has_second: bool, bench: Bench, tmp_path: Path
+) -> None:
+    step, reply, told, lasts = FAULTS[case]
+    login = ("user", "password") if step is Step.AUTH else None
+    second = ScriptedProvider("second")
+    async with running_sink(tmp_path / "sink", SmtpBehaviour(script={step: reply}, login=login)) as sink:
+        smtp = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", sink.port, "none", *(login or ()))))
+        await bench.start([smtp, second] if has_second else [smtp])
+        await bench.deliver(backlog(bench))
+
+        (reason,) = await until(lambda: reasons(bench))  # now, because a throttled provider's pause is short
+        await bench.settled({"sent" if has_second else "pending": BACKLOG})
+        assert set(second.accepted.values()) == ({1} if has_second else set())
+        assert (told in reason[0], reason[1] >= lasts, sink.received) == (True, True, [])
+        assert not bench.books.select("select error_type from every_attempt where outcome = 'rejected'")
+
+
+@pytest.mark.parametrize("case", ["RCPT, relay", "RCPT, unknown words", "MAIL, sender"])
+async def test_three_refused_emails_are_enough_and_the_log_says_why_an_email_waits(
+    case: str, bench: Bench, tmp_path: Path
+) -> None:
+    step, reply, told, _ = FAULTS[case]
+    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={step: reply})) as place:
+        await bench.start([place.provider])
+        with capture_logs() as logs:
+            (first,) = await bench.enqueue(to="ann@shop0.example")
+            await until(lambda: any(each["event"] == "email.refusal_undecided" for each in logs))
+            assert bench.books.statuses() == {"sending": 1}
+        for number in (1, 2):
+            await bench.enqueue(to=f"ann@shop{number}.example")
+
+        await until(lambda: reasons(bench) != [])
+
+        await bench.settled({"pending": 3})
+        assert bench.books.select("select * from every_attempt") == []
+    line = next(each for each in logs if each["event"] == "email.refusal_undecided")
+    assert (line["email_id"], line["provider"]) == (str(first), "smtp")
+    assert (line["provider_code"] in reply, told in line["reason"]) == (True, True)
+    assert (line["error_type"] in Reason, line["retry_in_seconds"] > 0) == (True, True)
+
+
+async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> None:
+    first, second = ScriptedProvider("first"), ScriptedProvider("second")
+    await bench.start([first, second])
+    (bad,) = bench.books.enqueue(1, to="bad@bad.example")
+    for provider in (first, second):
+        provider.script[bad].extend([answer(Rejected(Reason.REFUSED, "Rule 7 says no", "550"))] * 9)
+    await bench.deliver([bad])
+
+    async def it_failed() -> bool:
+        await bench.enqueue()
+        return bench.books.status(bad) == "failed"
+
+    await until_answer(it_failed)
+    assert (first.calls.count(bad), second.calls.count(bad)) == (2, 1)
+    await until(lambda: set(bench.books.statuses()) == {"failed", "sent"})
+    assert reasons(bench) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "are_first"),
+    [
+        ("550 5.1.1 no such mailbox", False),
+        ("550 5.1.1 no such mailbox", True),
+        ("550 no such user", True),
+        ("553 sorry", True),
+        ("552 5.2.2 mailbox full", True),
+        ("554 5.7.1 Rejected by the recipient's spam policy", True),
+    ],
+)
+async def test_each_bad_recipient_fails_alone(words: str, are_first: bool, bench: Bench, tmp_path: Path) -> None:
+    async with smtp_place(tmp_path / "sink", SmtpBehaviour(refusal=words)) as place:
+        await bench.start([place.provider])
+        addresses = [f"refused{number}@shop{number % DOMAINS}.example" for number in range(20)]
+        bad, good = [bench.books.enqueue_one(to=each) for each in addresses], backlog(bench, 100)
+        scattered = [each for at in range(20) for each in (bad[at], *good[5 * at : 5 * at + 5])]
+        await bench.deliver([*bad, *good] if are_first else scattered)
+
+        await bench.settled({"sent": 100, "failed": 20})
+        rows = bench.books.select("select error_type, attempt_count from email_log where status = 'failed'")
+        assert {(row["error_type"], row["attempt_count"]) for row in rows} == {(Reason.REJECTED_RECIPIENT, 1)}
+        assert reasons(bench) == []
+
+
+async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:
+    """Keeps enqueueing good emails, and publishes due emails like a relay, until all bad emails have failed. Then
+    asserts that all good emails are sent."""
+
+    async def it_is_so() -> bool:
+        await bench.enqueue()
+        await bench.deliver([row["email_id"] for row in bench.books.rows() if row["status"] == "pending"])
+        return bench.books.statuses()["failed"] == len(bad)
+
+    bad = [row["email_id"] for row in bench.books.rows() if row["status"] != "sent"]
+    await bench.enqueue(20)
+    await until_answer(it_is_so)
+    await until(lambda: set(bench.books.statuses()) == {"failed", "sent"})
+    assert {row["attempt_count"] for row in bench.books.rows() if row["status"] == "sent"} == {1}
+    assert {row["attempt_count"] for row in bench.books.rows() if row["status"] == "failed"} == {ATTEMPTS}
+
+
+@pytest.mark.parametrize("domains", [1, pytest.param(30, marks=pytest.mark.slow)])
+async def test_thirty_recipients_that_the_server_cannot_look_up_do_not_stop_other_emails(
+    bench: Bench, tmp_path: Path, domains: int
+) -> None:
+    async with smtp_place(tmp_path / "sink") as place:
+        await bench.start([place.provider], MAX_ATTEMPTS=str(ATTEMPTS))
+        for number in range(30):
+            await bench.enqueue(to=f"unverified-{number}@bad{number % domains}.example")
+
+        await bad_emails_fail_and_good_emails_are_sent(bench)
+
+
+def refuse(outcome: Outcome | ProviderFault) -> Act:
+    """Refuses emails to one recipient with this outcome, and accepts all other emails."""
+
+    async def act(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        if email.to != ("bad@bad.example",):
+            return await accept(provider, email, attempt)
+        attempt.mark_on_wire()
+        if isinstance(outcome, ProviderFault):
+            raise outcome
+        return outcome
+
+    return act
+
+
+SLOW_DOWN = Deferred(Reason.THROTTLED, "slow down", "429")
+UNCLEAR = Rejected(Reason.REFUSED, "Rule 7 says no", "550")
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        SLOW_DOWN,
+        replace(SLOW_DOWN, retry_after=1.0),
+        Deferred(Reason.SERVER_ERROR, "no", "500"),
+        ProviderFault("scripted", "not from this sender"),
+    ],
+    ids=["429", "429 for a second", "500", "fault"],
+)
+async def test_an_email_that_always_causes_a_provider_wide_refusal_fails_alone(
+    bench: Bench, outcome: Outcome | ProviderFault
+) -> None:
+    bench.provider.always = refuse(outcome)
+    await bench.start(MAX_ATTEMPTS=str(ATTEMPTS))
+    await bench.enqueue(to="bad@bad.example")
+
+    await bad_emails_fail_and_good_emails_are_sent(bench)
+
+
+async def test_a_single_email_does_not_fail_while_the_provider_throttles_everything(bench: Bench) -> None:
+    bench.provider.always = refuse(SLOW_DOWN)
+    await bench.start(MAX_ATTEMPTS="1")
+    (lone,) = await bench.enqueue(to="bad@bad.example")
+    await until(lambda: len(bench.provider.calls) >= 2)
+    assert bench.books.attempts(lone) == []
+    bench.provider.always = accept
+
+    await bench.settled({"sent": 1})
+
+
+async def test_a_backlog_that_is_greylisted_at_one_domain_does_not_delay_emails_to_other_domains(bench: Bench) -> None:
+    bench.provider.always = refuse(Deferred(Reason.RECIPIENT_DEFERRED, "Greylisted", "451 4.7.1"))
+    worker = await bench.start(PREFETCH=str(PREFETCH), RETRY_BASE_SECONDS="600", RETRY_CAP_SECONDS="600")
+    greylisted = await bench.enqueue(5 * PREFETCH, to="bad@bad.example")
+    await until(lambda: set(bench.provider.calls) == set(greylisted))
+
+    fresh = await bench.enqueue(3 * PREFETCH)
+
+    await until(lambda: set(bench.provider.accepted) == set(fresh))
+    await bench.settled({"sent": 3 * PREFETCH, "sending": PREFETCH - 1, "pending": 4 * PREFETCH + 1})
+    assert [len(bench.books.outcomes(each)) for each in greylisted] == [1] * len(greylisted)
+
+    await worker.stop()
+
+    # The relay would publish an email at once if its due mark were further ahead.
+    rows = [bench.books.row(each) for each in greylisted]
+    assert {(row["status"], row["attempt_count"], row["dead_letter_due_at"]) for row in rows} == {("pending", 1, None)}
+    waits = [(row["publish_due_at"] - datetime.now(UTC)).total_seconds() for row in rows]
+    assert 200 < min(waits) < max(waits) < AHEAD_SECONDS
+    await bench.nothing_left_on_the_queue()
+
+
+@pytest.mark.parametrize("outcome", [UNCLEAR, replace(UNCLEAR, fault=RELAY)], ids=["unknown words", "known words"])
+async def test_a_backlog_that_is_rejected_at_one_domain_does_not_stop_emails_to_other_domains(
+    bench: Bench, outcome: Rejected
+) -> None:
+    bench.provider.always = refuse(outcome)
+    await bench.start(PREFETCH=str(PREFETCH))
+    rejected = await bench.enqueue(100, to="bad@bad.example")
+    await until(lambda: bench.provider.calls != [])
+
+    fresh = await bench.enqueue(3 * PREFETCH)
+
+    await until(lambda: set(bench.provider.accepted) == set(fresh), seconds=180)
+    assert not set(rejected) & set(bench.provider.accepted)
+
+
+async def test_an_undecided_email_waits_first_in_the_worker_and_then_for_any_worker(bench: Bench) -> None:
+    bench.provider.always = refuse(UNCLEAR)
+    await bench.start()
+
+    (email_id,) = await bench.enqueue(to="bad@bad.example")
+
+    await until(lambda: len(bench.provider.calls) == 4 and bench.books.statuses() == {"pending": 1})
+    row = bench.books.row(email_id)
+    assert 2 < (row["publish_due_at"] - datetime.now(UTC)).total_seconds() < 8
+    assert (bench.books.attempts(email_id), row["attempt_count"]) == ([], 0)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_an_undecided_email_that_expires_before_its_next_try_is_released(bench: Bench) -> None:
+    bench.provider.always = refuse(UNCLEAR)
+    await bench.start()
+    (email_id,) = bench.books.enqueue(1, to="bad@bad.example")
+    bench.books.change(email_id, expires_at=datetime.now(UTC) + timedelta(seconds=2))
+
+    await bench.deliver([email_id])
+
+    await until(lambda: len(bench.provider.calls) > 0 and bench.books.statuses() == {"pending": 1})
+    assert bench.books.row(email_id)["error_type"] is None
+    await bench.nothing_left_on_the_queue()
+
+
+UNOPENED: dict[str, dict[Step, str]] = {
+    "greeting 451": {Step.CONNECT: "451 4.7.1 Greylisted"},
+    "greeting 554": {Step.CONNECT: "554 5.3.2 no SMTP service here"},
+    "closed": {Step.CONNECT: SmtpFault.CLOSE},
+    "EHLO 421": {Step.EHLO: "421 4.3.2 busy"},
+    "EHLO reset": {Step.EHLO: SmtpFault.RESET},
+}
+
+
+@pytest.mark.parametrize("script", UNOPENED.values(), ids=UNOPENED)
+async def test_a_refused_connection_greeting_or_ehlo_uses_no_attempt(
+    bench: Bench, tmp_path: Path, script: dict[Step, str]
+) -> None:
+    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script=script, times=1)) as place:
+        await bench.start([place.provider], MAX_ATTEMPTS="1")
+
+        (email_id,) = await bench.enqueue()
+
+        await bench.settled({"sent": 1})
+        assert bench.books.outcomes(email_id) == ["accepted"]
+
+
+async def test_a_single_email_waits_for_an_unreachable_provider_and_status_says_why(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={Step.CONNECT: SmtpFault.RESET})) as place:
+        await bench.start([place.provider], MAX_ATTEMPTS="1")
+
+        (email_id,) = await bench.enqueue()
+
+        open_state = "select provider, reason from provider_state where state = 'open'"
+        await until(lambda: bench.books.statuses() == {"pending": 1} and bool(bench.books.select(open_state)))
+        reason = "connection_failed: the server closed the connection while connecting"
+        assert bench.books.select(open_state) == [{"provider": "smtp", "reason": reason}]
+        assert (bench.books.attempts(email_id), bench.books.row(email_id)["attempt_count"]) == ([], 0)
+
+        place.sink.behaviour.script = {}
+        await bench.deliver([email_id])
+
+        await bench.settled({"sent": 1})
+        assert bench.books.outcomes(email_id) == ["accepted"]
