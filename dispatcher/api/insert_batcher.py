@@ -13,7 +13,6 @@ from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
 from dispatcher.store.drafts import DraftStore, Insertion
 from dispatcher.store.enqueueing import Draft
 from dispatcher.telemetry import metrics
-from dispatcher.telemetry.log import get_log
 
 CONCURRENT_INSERTS: Final = 2
 """The most concurrent inserts of new batches. While one insert waits for the disk, another insert is sent."""
@@ -52,8 +51,7 @@ class InsertBatcher(RequestBatcher[Draft, InsertResult]):
         except DispatcherError:
             raise
         except Exception as error:  # noqa: BLE001 - the waiting requests need a result, whatever failed
-            get_log().error("error.unexpected", where="insert", error=type(error).__name__)
-            raise DispatcherError("The email could not be stored.") from None
+            raise DispatcherError(type(error).__name__) from None
         metrics.API_INSERT_SECONDS.observe(time.perf_counter() - began_at)
         metrics.API_INSERT_EMAILS.observe(len(drafts))
         metrics.API_EMAILS.add(len(insertion.due_at), "accepted")

@@ -149,6 +149,6 @@ def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
             )
             raise Problem("database-unavailable", detail, retry_after=1)
         case DispatcherError():
-            raise Problem("internal-error", answer.message)
+            raise DispatcherError(answer.message)  # a new exception: other requests of the batch may have the same
         case _:
             assert_never(answer)

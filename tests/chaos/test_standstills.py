@@ -6,7 +6,6 @@ import pytest
 
 from tests.chaos.faults import ClusterFault, standstills
 
-
 F, G = ClusterFault("f", 10.0), ClusterFault("g", 15.0)
 
 

@@ -14,7 +14,6 @@ from tests.chaos.actions import KILLS
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.storm import Ground, StormPlan, play
 
-
 STORMS = {
     "seed 1": StormPlan(seconds=60, seed=1),
     "seed 2": StormPlan(seconds=60, seed=2),
