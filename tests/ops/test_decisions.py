@@ -132,7 +132,6 @@ async def test_a_rescheduled_email_waits_until_the_new_time(desk: Desk, status: 
         ({"status": "pending", "proven_by": "ses"}, {CANCEL: "too_late", RESCHEDULE: "too_late"}),
         ({"status": "waiting", "wait_until": LONG_AGO, "expires_at": TOMORROW}, {RESCHEDULE: "expires_first"}),
     ],
-    ids=str,
 )
 async def test_an_email_that_cannot_be_changed_is_not_changed(
     desk: Desk, columns: dict[str, Any], verdicts: dict[Batch, str]

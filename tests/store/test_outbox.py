@@ -243,7 +243,6 @@ async def test_partitions_are_created_ahead_once(outbox: Outbox, session: AsyncS
         ({"status": "waiting", "wait_until": "later"}, AHEAD_SECONDS / 2),
         ({"expires_at": "later"}, AHEAD_SECONDS / 2),
     ],
-    ids=str,
 )
 async def test_all_that_the_relay_has_to_do_is_next_due_at_its_time(
     outbox: Outbox, books: Books, columns: dict[str, object], seconds: float
