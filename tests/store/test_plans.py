@@ -465,13 +465,13 @@ def prunes_partitions_at_run_time(plan: dict[str, Any], *, locks: bool = False) 
     return bool(locks and is_found) or any(prunes_partitions_at_run_time(each, locks=locks) for each in below)
 
 
-def test_a_statement_that_changes_emails_prunes_no_partitions_at_run_time(tables_session: psycopg.Connection) -> None:
+def test_a_statement_that_changes_emails_prunes_no_partitions_at_run_time(connection: psycopg.Connection) -> None:
     """PostgreSQL 18 before commit 1b5dd3a crashes if another transaction has changed one of the statement's rows."""
-    tables_session.execute("set plan_cache_mode = force_generic_plan")
+    connection.execute("set plan_cache_mode = force_generic_plan")
     statements = {name: text.decode() for name, text in all_queries().items() if LOCKING.search(text.decode())}
 
     assert len(statements) > 10
-    plans = {name: plan_of(tables_session, text) for name, text in statements.items()}
+    plans = {name: plan_of(connection, text) for name, text in statements.items()}
     assert [name for name, plan in plans.items() if prunes_partitions_at_run_time(plan)] == []
 
 
