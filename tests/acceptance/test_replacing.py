@@ -32,13 +32,13 @@ def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_if
     after = set(host.run_dir.glob("*.ledger"))
     assert len(after) == 2
     assert not after & before
-    ids |= host.enqueue(emails(820, name="more"))  # at least one worker reaches its limit
+    ids |= host.enqueue(emails(1000, name="more"))  # at least one of two workers sends more than 480
     run.await_events("process.exited", 3, reason="recycled")
 
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()
-    assert books.counts == {"sent": 1210}
+    assert books.counts == {"sent": 1390}
     assert {event["reason"] for event in run.events("process.exited")} == {"reloaded", "recycled", "drained"}
     assert not list(host.run_dir.glob("*.ledger"))
 

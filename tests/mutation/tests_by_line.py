@@ -67,7 +67,7 @@ def record(checkout: Path, data_file: Path, paths: Sequence[str]) -> None:
     """Run the tests once with coverage, which takes twice as long as without."""
     for old in data_file.parent.glob(f"{data_file.name}*"):
         old.unlink()
-    distribution = ["--numprocesses", str(PROCESSES), "--dist", "loadfile"]
+    distribution = ["--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.plugin", *distribution, *paths]
     subprocess.run(command, cwd=checkout, env={**os.environ, DATA_FILE: str(data_file)}, check=False)
     combined = coverage.Coverage(data_file=str(data_file), config_file=False)
