@@ -33,12 +33,13 @@ class TestsByLine:
         self._sql = {path: path.read_text() for path in sorted((checkout / "sql/queries").glob("*.sql"))}
 
     def tests_of(self, file: str, lines: Iterable[int]) -> list[str]:
-        """The tests of some lines: first those of the file's own room, each group in an order that groups files."""
+        """The tests of some lines: first those that have the module's name, then the others of its room."""
+        named = f"test_{Path(file).stem}"
         own = f"tests/{Path(file).parent.name}/" if file.endswith(".py") else "tests/store/"
         tests = self._of_sql(file, min(lines)) if file.endswith(".sql") else self._of_python(file, lines)
         if not tests:  # the line runs when the module is imported, or only in whole processes
             return [own] if (self._checkout / own).is_dir() else ["tests"]
-        return sorted(tests, key=lambda test: ("test_machine" not in test, not test.startswith(own), test))
+        return sorted(tests, key=lambda test: (named not in test, not test.startswith(own), test))
 
     def _of_python(self, file: str, lines: Iterable[int]) -> set[str]:
         by_line = self._by_file.get(file, {})
