@@ -57,9 +57,16 @@ class TestsByLine:
                     names.add(found[1])
         found_tests = set()
         for name in names:
-            named = re.compile(rf"\b{name}\b")
+            quoted = f'"{name}"'
+            stubs = {Path(source).stem for source, words in self._sources.items() if f"def {name}(source" in words}
+            called = re.compile(rf"\b{name}\(")
             for source, words in self._sources.items():
-                numbers = [number for number, each in enumerate(words.splitlines(), 1) if named.search(each)]
+                calls = any(re.search(rf"\b{stub}\b", words) for stub in stubs)
+                numbers = [
+                    number
+                    for number, each in enumerate(words.splitlines(), 1)
+                    if quoted in each or (calls and called.search(each))
+                ]
                 found_tests |= self._of_python(source, numbers)
         return found_tests
 
