@@ -38,7 +38,7 @@ class TestsByLine:
         own = f"tests/{Path(file).parent.name}/" if file.endswith(".py") else "tests/store/"
         tests = self._of_sql(file, min(lines)) if file.endswith(".sql") else self._of_python(file, lines)
         if not tests:  # the line runs when the module is imported, or only in whole processes
-            return [own] if (self._checkout / own).is_dir() else ["tests"]
+            return [path for path in (own, "tests/acceptance") if (self._checkout / path).is_dir()]
         return sorted(tests, key=lambda test: (named not in test, not test.startswith(own), test))
 
     def _of_python(self, file: str, lines: Iterable[int]) -> set[str]:
@@ -58,7 +58,7 @@ class TestsByLine:
         found_tests = set()
         for name in names:
             quoted = f'"{name}"'
-            stubs = {Path(source).stem for source, words in self._sources.items() if f"def {name}(source" in words}
+            stubs = {Path(source).stem for source, words in self._sources.items() if f"def {name}(" in words}
             called = re.compile(rf"\b{name}\(")
             for source, words in self._sources.items():
                 calls = any(re.search(rf"\b{stub}\b", words) for stub in stubs)
