@@ -86,7 +86,6 @@ def place(
         run.await_events("relay.leading")
         yield Running(host, sink, run)
         stop(run)
-        assert not run.events("process.exited", level="error", reason="could_not_boot")
     declarer.delete(topology)
 
 
