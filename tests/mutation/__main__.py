@@ -1,5 +1,6 @@
-"""`./run mutate`: plants faults in a copy of the product, and shows which of them the tests notice.
+"""Plants faults in a copy of the product, and shows which of them the tests notice.
 
+\b
     ./run mutate --sample 100 --seed 1      a sample of small faults, drawn from all rooms
     ./run mutate --room relay               the same number, from one room
     ./run mutate --faults                   the planted faults of tests/mutation/faults
@@ -25,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,7 @@ CHECKOUT: Final = Path(__file__).parents[2]
 FAULTS: Final = Path(__file__).parent / "faults"
 HANG_SECONDS: Final = 200.0
 """If no test ends for this time, the fault counts as noticed. A test waits at most half as long for a condition."""
+STOP_SECONDS: Final = 30.0
 _PYTEST: Final = (sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider")
 _COPIED: Final = ("benchmarks", "deploy", "dispatcher", "docs", "examples", "requirements", "sql", "tests")
 _HUNK: Final = re.compile(r"^@@ -(\d+)(?:,(\d+))? ", re.MULTILINE)
@@ -73,9 +75,7 @@ class Verdict:
 @click.option("--faults", is_flag=True, help="Plant the named faults instead of a sample.")
 @click.option("--jobs", type=click.IntRange(1, 16), default=os.cpu_count() or 1, help="At the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each fault.")
-def main(
-    *, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, jobs: int, as_json: bool
-) -> None:  # one parameter per option
+def main(*, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, jobs: int, as_json: bool) -> None:
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     data_file = _known_tests()
     tests_by_line = TestsByLine(CHECKOUT, data_file)
@@ -83,7 +83,13 @@ def main(
     click.echo(f"{len(chosen)} faults{'' if faults else f', seed {seed}'}", err=True)
     verdicts = []
     with _benches(jobs) as judge, ThreadPoolExecutor(jobs) as pool:
-        for number, verdict in enumerate(pool.map(judge, chosen), 1):
+        waiting = [pool.submit(judge, fault) for fault in chosen]
+        for number, future in enumerate(waiting, 1):
+            try:
+                verdict = future.result()
+            except KeyboardInterrupt:  # the runs of pytest get the signal, too
+                pool.shutdown(cancel_futures=True)
+                raise
             verdicts.append(verdict)
             click.echo(
                 f"{number:4} of {len(chosen)}  {'noticed ' if verdict.noticed_by else 'SURVIVED'}"
@@ -238,13 +244,13 @@ class _Bench:
                 env={**os.environ, SERVERS_VARIABLE: servers},
                 stdout=printed,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
             )
         while not _has_ended(process, HANG_SECONDS):
             if time.time() - out.stat().st_mtime > HANG_SECONDS:  # each test that ends prints a dot
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                process.send_signal(signal.SIGINT)  # pytest ends the programs under test
+                if not _has_ended(process, STOP_SECONDS):
+                    process.kill()
+                    process.wait()
                 return f"a test hangs for {HANG_SECONDS:g} s"
         said = out.read_text(errors="replace")
         if process.returncode == 0:
@@ -262,4 +268,4 @@ def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="./run mutate")
