@@ -51,10 +51,11 @@ _PATCHED: Final = re.compile(r"^--- a/(\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to plant: the files' new texts, and the tests that may notice it."""
+    """A fault to plant: a file, its new text, and the tests that may notice it."""
 
     name: str
-    texts: dict[str, str]
+    file: str
+    text: str
     tests: list[str]
 
 
@@ -133,7 +134,7 @@ def _drawn(tests_by_line: TestsByLine, rooms: Sequence[str], sample: int, seed: 
         chance.shuffle(mutants)
     drawn = [mutant for group in _turns(by_room) for mutant in group][:sample]
     for mutant in drawn:
-        yield Fault(str(mutant), {mutant.file: mutant.text}, tests_by_line.tests_of(mutant.file, mutant.lines))
+        yield Fault(str(mutant), mutant.file, mutant.text, tests_by_line.tests_of(mutant.file, mutant.lines))
 
 
 def _turns(groups: Sequence[Sequence[Mutant]]) -> Iterator[list[Mutant]]:
@@ -142,15 +143,21 @@ def _turns(groups: Sequence[Sequence[Mutant]]) -> Iterator[list[Mutant]]:
 
 
 def _named(tests_by_line: TestsByLine) -> Iterator[Fault]:
+    """The faults of the patches. Each patch changes one file."""
     for patch in sorted(FAULTS.glob("*.patch")):
-        words = patch.read_text()
-        tests: dict[str, None] = {}
-        for section in re.split(r"^(?=--- a/)", words, flags=re.MULTILINE)[1:]:
-            (file,) = _PATCHED.findall(section)[:1]
-            for hunk in re.split(r"^(?=@@ )", section, flags=re.MULTILINE)[1:]:
-                lines = list(_changed(hunk))
-                tests |= dict.fromkeys(tests_by_line.tests_of(file, lines))
-        yield Fault(patch.stem, {str(patch): words}, list(tests))
+        head, *hunks = re.split(r"^(?=@@ )", patch.read_text(), flags=re.MULTILINE)
+        (file,) = _PATCHED.findall(head)
+        tests = [test for hunk in hunks for test in tests_by_line.tests_of(file, list(_changed(hunk)))]
+        yield Fault(patch.stem, file, _patched(file, patch), list(dict.fromkeys(tests)))
+
+
+def _patched(file: str, patch: Path) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / file
+        copy.parent.mkdir(parents=True)
+        shutil.copyfile(CHECKOUT / file, copy)
+        subprocess.run(["git", "apply", str(patch)], cwd=folder, check=True)
+        return copy.read_text(encoding="utf-8")
 
 
 def _changed(hunk: str) -> Iterator[int]:
@@ -211,27 +218,19 @@ class _Bench:
 
     @contextmanager
     def _planted(self, fault: Fault) -> Iterator[None]:
-        ((name, text),) = fault.texts.items()
-        if name.endswith(".patch"):
-            files = _PATCHED.findall(text)
-            subprocess.run(["patch", "-p1", "--quiet", "--input", name], cwd=self._folder, check=True)
-        else:
-            files = [name]
-            (self._folder / name).write_text(text, encoding="utf-8")
-        self._touch(files)
         try:
+            self._write(fault.file, fault.text)
             yield
         finally:
-            for file in files:
-                shutil.copyfile(CHECKOUT / file, self._folder / file)
-            self._touch(files)
+            self._write(fault.file, (CHECKOUT / fault.file).read_text(encoding="utf-8"))
 
-    def _touch(self, files: Sequence[str]) -> None:
-        """Give the files a time that they never had, because Python compares times in whole seconds."""
-        for file in files:
-            self._seconds += 1
-            now = time.time() + self._seconds
-            os.utime(self._folder / file, (now, now))
+    def _write(self, file: str, text: str) -> None:
+        """Write a file with a time that it never had, because Python compares times in whole seconds."""
+        path = self._folder / file
+        path.write_text(text, encoding="utf-8")
+        self._seconds += 1
+        now = time.time() + self._seconds
+        os.utime(path, (now, now))
 
     def _first_failure(self, tests: Sequence[str], servers: str) -> str:
         chosen = self._folder / "chosen-tests"
