@@ -14,13 +14,14 @@ import pytest
 
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import OWN_SECRETS
-from dispatcher.domain.status import FINISHED, OnUncertain, Status
+from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import connect_async
 from dispatcher.store.figures import count_emails
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.results import storable
+from dispatcher.store.settlement import find_leases, release_found
 from tests.store.books import Books
 from tests.store.results import RECORDABLE, result
 from tests.waiting import until
@@ -330,3 +331,44 @@ def test_an_adapter_that_forgets_to_scrub_shows_no_secret(outcome: Outcome) -> N
     assert "<credential>" in detail
     assert "tok-12345678" not in detail
     assert "dG9rLTEyMzQ1Njc4" not in detail
+
+
+async def test_every_status_change_is_in_the_table_of_transitions(
+    store: LeaseStore, books: Books, tables_url: str
+) -> None:
+    allowed = {(before, after) for (before, _), after in TRANSITIONS.items()}
+    seen: set[tuple[Status, Status]] = set()
+    session = await connect_async(tables_url, name="transitions")
+
+    async def watch(before: Status, moved: str, **columns: object) -> None:
+        lease = await lease_one(store, books)
+        books.change(lease.email_id, status=before, **columns)
+        tokens = {lease.email_id: lease.token}
+        match moved:
+            case "lease":
+                await store.lease(books.keys([lease.email_id]), 60)
+            case "renew":
+                await store.renew(tokens, 60)
+            case "release":
+                await store.release(tokens)
+            case "release_unanswered":
+                await store.release_unanswered([lease.email_id])
+            case "release_found":
+                await release_found(session, await find_leases(session, "worker-1"))
+            case "rescue":
+                outbox = Outbox(session)
+                await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+            case status:
+                await store.record([result(lease, Status(status))])
+        seen.add((before, Status(books.status(lease.email_id))))
+
+    moves = ["lease", "renew", "release", "release_unanswered", "release_found", "rescue", *RECORDABLE]
+    for before in Status:
+        for moved in moves:
+            await watch(before, moved)
+            await watch(before, moved, locked_until=EXPIRED, on_uncertain="resend")
+    await session.close()
+
+    moved_to = {pair for pair in seen if pair[0] is not pair[1]}
+    assert moved_to <= allowed
+    assert {(Status.PENDING, Status.SENDING), (Status.SENDING, Status.HELD), (Status.HELD, Status.SENT)} <= moved_to
