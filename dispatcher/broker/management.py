@@ -23,7 +23,7 @@ from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyErr
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_connection import HttpConnection
 from dispatcher.transport.http_response import NoResponse, RequestNotSent
-from dispatcher.transport.tls import client_context
+from dispatcher.transport.tls import http_context
 
 TIMEOUT_SECONDS: Final = 5.0
 MAX_REPLY_OCTETS: Final = 4 * 1024 * 1024
@@ -163,7 +163,7 @@ class _Node:
         self._headers = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
         self._timeout_seconds = timeout_seconds
         try:
-            self._context = client_context(ca_file)
+            self._context = http_context(None, ca_file)
         except OSError as error:
             raise ConfigurationError([f"DISPATCHER_CA_FILE cannot be loaded ({type(error).__name__})."]) from error
         self.label = f"RabbitMQ's management API at {parts.hostname}:{port}"

@@ -21,8 +21,8 @@ from dispatcher.monitor.alert_channels import LogChannel, channels_of
 from dispatcher.monitor.alert_checks import AlertChecks
 from dispatcher.monitor.alert_sender import AlertSender
 from dispatcher.monitor.alert_state import AlertState
-from dispatcher.monitor.dead_letters import DlqSweep
 from dispatcher.monitor.dlq_depth import Depth, depth_of_dlq
+from dispatcher.monitor.dlq_sweep import DlqSweep
 from dispatcher.monitor.message_polling import MessagePolling
 from dispatcher.monitor.pages import pages_of, poll_of_queues
 from dispatcher.monitor.samples import HostReporting, MinuteSampling

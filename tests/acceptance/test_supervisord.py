@@ -120,7 +120,7 @@ def posted(port: int) -> tuple[int, str, bool]:
     email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}
     address = f"127.0.0.1:{port}"
     status, answer = request(address, "POST", "/v1/emails", json.dumps(email).encode(), Idempotency_Key="order-17")
-    return status, json.loads(answer.rpartition(b"\n\n")[2])["id"], b"Idempotent-Replayed: true" in answer
+    return status, json.loads(answer.rpartition(b"\n\n")[2])["id"], b"idempotent-replayed: true" in answer
 
 
 def test_each_email_is_sent_once_through_restarts_kills_and_changes_of_the_env_file_and_a_stop_is_not_undone(

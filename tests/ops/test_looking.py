@@ -22,7 +22,8 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import BrokerUnavailable, DispatcherError
-from dispatcher.monitor.dead_letters import DlqSweep, list_dead_letter_ids, remove, sweep
+from dispatcher.monitor.dead_letters import list_dead_letter_ids, remove, sweep
+from dispatcher.monitor.dlq_sweep import DlqSweep
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import find_messages
 from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
