@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -74,7 +75,8 @@ class RecordStage:
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
         """Records a batch. Of a refused result, removes the provider's texts and tries again; then queues it for
         later."""
-        _, culprits = await bisect_batch(batch, self._record_with_retries)
+        aside: set[UUID] = set()
+        _, culprits = await bisect_batch(batch, partial(self._record_with_retries, aside=aside))
         for ended, error in culprits:
             report_refused(ended.email.email_id, error.message)
             bare = ended.result.without_provider_texts()
@@ -86,9 +88,12 @@ class RecordStage:
             ended.email.on(EmailEvent.REFUSE)
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self.inbox.add, ended)
 
-    async def _record_with_retries(self, part: Sequence[EndedAttempt]) -> None:
-        """Records results until PostgreSQL answers. Queues those of locked rows for later. Raises StatementRefused."""
-        batch, is_busy = list(part), False
+    async def _record_with_retries(self, part: Sequence[EndedAttempt], aside: set[UUID]) -> None:
+        """Records results until PostgreSQL answers. Queues those of locked rows for later, and adds them to `aside`;
+        does not record results that are there. Raises StatementRefused."""
+        batch, is_busy = [ended for ended in part if ended.email.email_id not in aside], False
+        if not batch:
+            return
         while True:
             try:
                 if batch[0].email.state is EmailState.IN_DOUBT and await self.store.is_recorded(batch[0].result):
@@ -96,7 +101,7 @@ class RecordStage:
                     # a deferred email as lost.
                     self._close(batch, (), 0.0)
                     break
-                batch = await self._without_locked(batch, is_busy=is_busy)
+                batch = await self._without_locked(batch, aside, is_busy=is_busy)
                 if batch:
                     began_at, asked_at = time.perf_counter(), steady_clock()
                     ours = await self.store.record([ended.result for ended in batch])
@@ -117,10 +122,13 @@ class RecordStage:
                     ended.email.on(EmailEvent.LOSE_REPLY)
                 await self.outage.wait(error)
 
-    async def _without_locked(self, batch: list[EndedAttempt], *, is_busy: bool) -> list[EndedAttempt]:
+    async def _without_locked(
+        self, batch: list[EndedAttempt], aside: set[UUID], *, is_busy: bool
+    ) -> list[EndedAttempt]:
         locked = await self.store.locked.find_locked([ended.email.email_id for ended in batch], is_busy=is_busy)
         if not locked:
             return batch
+        aside |= locked
         for ended in batch:
             if ended.email.email_id in locked:
                 self.inbox.add_later(ended, LOCKED_SECONDS)

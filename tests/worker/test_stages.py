@@ -309,6 +309,29 @@ def test_an_email_that_a_provider_refuses_for_its_own_reasons_during_the_drain_i
     assert [(row.status, row.attempts) for row in bench.store.rows.values()] == [(Status.PENDING, 0)]
 
 
+def test_a_result_whose_row_is_locked_is_recorded_once_though_another_of_its_batch_is_refused() -> None:
+    provider = ScriptedProvider()
+    provider.always = accept_when_let_go
+
+    async def scenario(bench: StageBench) -> None:
+        refused, locked, _ = email_ids = bench.enqueue(3)
+        bench.deliver(*email_ids)
+        await bench.turns()
+        bench.store.refused.add(refused)
+        bench.store.locked_ids.add(locked)
+        await bench.store.locked.find_locked(email_ids, is_busy=True)  # it was locked before
+        provider.let_go()
+        await bench.turns(200)
+        bench.store.locked_ids.clear()
+        bench.store.refused.clear()
+        await bench.pass_time()
+
+    bench = run(scenario, provider)
+
+    assert bench.statuses() == {Status.SENT: 3}
+    assert bench.faults == []
+
+
 @pytest.mark.parametrize("act", [accept_when_let_go, throttle_when_let_go])
 def test_a_drain_waits_for_its_results_and_tries_no_other_provider_after_a_late_refusal(act: Act) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
