@@ -293,4 +293,5 @@ def test_no_random_run_loses_an_email_or_sends_it_twice_and_the_common_rows_are_
 def test_no_random_run_of_a_long_search_does_either_and_every_row_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = search(5_000, monkeypatch)
 
-    assert [row for row in TRANSITIONS if not fails_without(row, found.get(row, []), monkeypatch)] == list(BY_TESTS)
+    unneeded = {row for row in list(TRANSITIONS) if not fails_without(row, found.get(row, [])[:300], monkeypatch)}
+    assert unneeded <= BY_TESTS
