@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -17,7 +18,6 @@ from typing import Any, Final
 
 from dispatcher.telemetry import log, metric_files, metrics
 
-ROOT = Path(__file__).parent.parent.parent
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
 
@@ -73,4 +73,21 @@ def _serve(pipe: Connection[Any, Any], folder: Path, slot: str, file_octets: int
                     metrics.BREAKERS.set(1, *amount.split())
                 case "set":
                     metrics.IN_FLIGHT.set(float(amount))
+                case "race":
+                    _race(int(amount))
             pipe.send("counts" if metrics.EMAILS.is_bound else "silent")
+
+
+def _race(labels: int) -> None:
+    """Counts new labels in four threads at the same time."""
+
+    def count(thread: int) -> None:
+        for number in range(labels):
+            metrics.THROTTLES.add(1, f"provider-{thread}-{number}")
+
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=count, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
