@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from dispatcher.domain.controls import DomainLimit
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.routing.domain_gates import CLAIM_SECONDS, EAGERNESS, HOLD_SECONDS, DomainFull, DomainGate, DomainGates
-from dispatcher.store.connections import Pool, make_pool
+from dispatcher.store.connections import Pool
 from dispatcher.store.controls import read_controls
 from dispatcher.store.domains import BURST_SECONDS, Claim, DomainStore
 from tests.providers.emails import an_email
@@ -48,12 +47,8 @@ class World:
 
 
 @pytest.fixture
-async def world(database_url: str, connection: psycopg.Connection) -> AsyncIterator[World]:
-    """A separate database with sessions for two workers."""
-    pool = make_pool(database_url, name="test domains", size=2)
-    await pool.open()
-    yield World(pool, connection)
-    await pool.close()
+def world(pool: Pool, tables_session: psycopg.Connection) -> World:
+    return World(pool, tables_session)
 
 
 def email(*to: str) -> OutgoingEmail:
