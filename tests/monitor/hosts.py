@@ -29,7 +29,6 @@ class Depth:
     messages: int | None = 0
 
     async def __call__(self) -> int:
-        """See `maintenance.dlq_depth.Depth`."""
         if self.messages is None:
             raise BrokerUnavailable("RabbitMQ's management API answers 503 to ann@example.org.")
         return self.messages
@@ -45,7 +44,6 @@ class RecordingChannel:
     refused: list[Notice] = field(default_factory=list)
 
     async def send(self, notice: Notice) -> str:
-        """See `alerts.contract.Channel`."""
         if self.failures:
             self.failures -= 1
             self.refused.append(notice)
@@ -64,7 +62,6 @@ class Host:
     """The alerting parts of one monitor, which check only when the test calls `check`."""
 
     checks: AlertChecks
-    senders: list[asyncio.Task[None]]
     state: AlertState
     store: AlertStore
 
@@ -108,13 +105,11 @@ async def host(
         reminder_seconds=reminder_seconds,
         providers=["smtp"],
     )
-    senders = [
-        AlertSender(channel, checks, state, reminder_seconds=reminder_seconds, first_wait_seconds=0.001)
-        for channel in channels
-    ]
+    options: dict[str, float] = {"reminder_seconds": reminder_seconds, "first_wait_seconds": 0.001}
+    senders = [AlertSender(channel, checks, state, **options) for channel in channels]
     tasks = [asyncio.create_task(sender.run()) for sender in senders]
     try:
-        yield Host(checks, tasks, state, store)
+        yield Host(checks, state, store)
     finally:
         for task in tasks:
             task.cancel()

@@ -222,7 +222,7 @@ async def test_a_certificate_for_another_name_or_of_an_untrusted_authority_is_re
 
 async def test_a_silent_receiver_fails_at_the_total_deadline(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
     receiver.released.clear()
-    seconds = 1.0
+    seconds = 0.1
     while not receiver.posted and seconds < DEADLINE_SECONDS:  # until the request was received in time
         seconds *= 2
         overtime = Overtime(asyncio.get_running_loop().time() + seconds)
@@ -417,26 +417,19 @@ def test_unknown_facts_are_left_out_of_the_text_and_null_in_json(notice: Notice)
     assert orjson.loads(payload(blind))["data"]["count"] is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",  # noqa: S104
-        "255.255.255.255", "224.0.0.1", "198.18.0.1", "192.0.2.1", "240.0.0.1",
-        "::", "::1", "fe80::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1",
-        "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::",
-        "192.0.0.1", "192.0.0.9", "192.0.0.10", "192.0.0.170", "64:ff9b::1.1.1.1", "64:ff9b:1::1.1.1.1",
-        "::1.1.1.1", "::ffff:0:10.0.0.1", "::ffff:192.0.0.9", "fec0::1", "feff::1",
-        "192.88.99.1", "3fff::1", "3fff:fff:ffff::1", "5f00::1", "2002:c058:6301::1",
-        "2002:a00:1::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2",
-    ],
+NOT_PUBLIC = (
+    "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",  # noqa: S104
+    "255.255.255.255", "224.0.0.1", "198.18.0.1", "192.0.2.1", "240.0.0.1",
+    "::", "::1", "fe80::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::",
+    "192.0.0.1", "192.0.0.9", "192.0.0.10", "192.0.0.170", "64:ff9b::1.1.1.1", "64:ff9b:1::1.1.1.1",
+    "::1.1.1.1", "::ffff:0:10.0.0.1", "::ffff:192.0.0.9", "fec0::1", "feff::1",
+    "192.88.99.1", "3fff::1", "3fff:fff:ffff::1", "5f00::1", "2002:c058:6301::1",
+    "2002:a00:1::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2",
 )  # fmt: skip
+PUBLIC = ("93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "192.0.1.1", "192.88.98.1", "2a00::1")
+
+
+@pytest.mark.parametrize("text", NOT_PUBLIC + PUBLIC)
 def test_private_and_special_addresses_are_not_public(text: str) -> None:
-    assert not is_public(ip_address(text))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "192.0.1.1", "192.88.98.1", "2a00::1"],
-)
-def test_addresses_on_the_internet_are_public(text: str) -> None:
-    assert is_public(ip_address(text))
+    assert is_public(ip_address(text)) is (text in PUBLIC)
