@@ -284,7 +284,8 @@ async def test_every_field_is_stored_unchanged(application: Application, books: 
 
     (content,) = books.select(
         'select sender as "from", recipients, subject, text_body as text, html_body as html, headers, tags,'
-        " attachment_count, message_key, correlation_id, on_uncertain from email_content join email_log using (email_id)"
+        " attachment_count, message_key, correlation_id, on_uncertain"
+        " from email_content join email_log using (email_id)"
     )
     recipients, count = content.pop("recipients"), content.pop("attachment_count")
     document = given.to_json()
