@@ -137,13 +137,11 @@ def _modules(node: ast.AST, package: tuple[str, ...]) -> list[str]:
 
 
 def within(module: str, library: str) -> bool:
-    """Whether `module` is the library or a part of it."""
     return f"{module}.".startswith(f"{library}.")
 
 
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
-    """Every import of every module."""
     return [found for path in sorted(FOLDER.rglob("*.py")) for found in imports_of(path)]
 
 

@@ -22,7 +22,6 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def setup() -> configparser.ConfigParser:
-    """The content of setup.cfg."""
     found = configparser.ConfigParser()
     found.read(ROOT / "setup.cfg")
     return found

@@ -42,8 +42,6 @@ FILE = Attachment("a.bin", "application/octet-stream", bytes(range(256)))
 
 @dataclass(frozen=True)
 class Way:
-    """A way in which an application connects."""
-
     twin: bool
     autocommit: bool = False
     rows: Any = tuple_row
@@ -86,7 +84,6 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
-    """An application that connects in the given way."""
     options: dict[str, Any] = {"autocommit": way.autocommit, "row_factory": way.rows, "application_name": "application"}
     if way.twin:
         async with await psycopg.AsyncConnection.connect(tables_url, **options) as opened:

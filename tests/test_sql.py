@@ -20,8 +20,8 @@ from dispatcher.store.queries import all_queries
 from tests.store.statements import prepared
 from tests.test_layers import FOLDER
 
+
 def modules(*words: str) -> Iterator[ast.Module]:
-    """The modules that contain one of these words."""
     for path in sorted(FOLDER.rglob("*.py")):
         if any(word in (text := path.read_text()) for word in words):
             yield ast.parse(text)

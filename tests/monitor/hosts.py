@@ -53,7 +53,6 @@ class RecordingChannel:
 
     @property
     def phases(self) -> list[str]:
-        """The phases of the accepted notices, in order."""
         return [f"{notice.alert.kind} {notice.phase}" for notice in self.accepted]
 
 

@@ -23,7 +23,6 @@ SECRET: Final = "whsec_" + base64.b64encode(b"0123456789abcdefghijklmnopqrstuv")
 
 
 def _with_tls(plain: socket.socket, ca: trustme.CA, *names: str) -> ssl.SSLSocket:
-    """A listening socket with a certificate for these names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert(*names).configure_cert(context)
     return context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
@@ -40,12 +39,10 @@ class Posted:
 
     @property
     def json(self) -> Any:
-        """The body, decoded from JSON."""
         return orjson.loads(self.body)
 
     @property
     def data(self) -> Any:
-        """The field `data` of the body."""
         return self.json["data"]
 
     @property
@@ -83,7 +80,6 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Records the request, and answers."""
         server = self.server
         body = self.rfile.read(int(self.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -124,7 +120,6 @@ class _RawAnswer(socketserver.BaseRequestHandler):
     server: RawReceiver
 
     def handle(self) -> None:
-        """Reads the beginning of a request, and answers."""
         with suppress(OSError):  # the client may close the connection at any time
             self.request.recv(65536)
             for octets in self.server.answer():
@@ -161,7 +156,6 @@ def receiving(ca: trustme.CA, *names: str) -> Iterator[Receiver]:
 
 
 def write_ca(ca: trustme.CA, folder: Path) -> Path:
-    """Writes the authority's certificate to a file."""
     path = folder / "ca.pem"
     ca.cert_pem.write_to_path(path)
     return path

@@ -51,7 +51,6 @@ def channel_to(url: str, ca_file: Path, resolver: Resolver | None = None, **opti
 
 
 def named(receiver: Receiver, host: str = "alerts.example.com") -> str:
-    """A URL of the receiver with a host name."""
     return f"https://{host}:{receiver.server_port}/x"
 
 
@@ -167,7 +166,6 @@ HINTS = b"HTTP/1.1 103 Early Hints\r\n" + b"link: x\r\n" * 600 + b"\r\n"
 
 
 def head_of(octets: int) -> bytes:
-    """The head of a response that has this length."""
     return DONE[:-2] + b"x: ".ljust(octets - len(DONE) - 2, b"x") + b"\r\n\r\n"
 
 
@@ -273,7 +271,6 @@ TO = ("ops@example.com", "night@example.com")
 
 @pytest.fixture
 def tls(ca: trustme.CA) -> ssl.SSLContext:
-    """The server's TLS context."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     return context

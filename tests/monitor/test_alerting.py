@@ -62,8 +62,6 @@ class Watch:
         return [notice.alert for notice in self.channel.accepted]
 
     async def until_announced(self) -> Alert:
-        """Checks until an alert is announced; returns it."""
-
         async def is_announced() -> bool:
             await self.host.check()
             return bool(self.channel.accepted)
@@ -90,12 +88,10 @@ async def watching(database_url: str, channel: RecordingChannel | None = None, *
 
 
 async def announced_in_table(books: Books, count: int) -> None:
-    """Waits until the table contains this number of announced alerts."""
     await until(lambda: books.count("alert_told") == count)
 
 
 def insert_failed(books: Books, correlation_id: str | None, *, age: timedelta, due: bool = False) -> UUID:
-    """Inserts an email that failed `age` ago."""
     at = datetime.now(UTC) - age
     email_id = UUID(int=lowest_id_at(at).int + secrets.randbits(60))
     books.connection.execute(

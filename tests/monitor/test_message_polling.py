@@ -40,8 +40,6 @@ YOUNG = timedelta(seconds=AGES_SECONDS[0] + 30)
 
 
 class Scene:
-    """The tables, Twilio, and the service."""
-
     def __init__(self, books: Books, store: LeaseStore, place: TwilioPlace, pool: Pool, database_url: str) -> None:
         self.books = books
         self.store = store
@@ -77,13 +75,11 @@ class Scene:
             message["date_created"] = email.utils.format_datetime(datetime.now(UTC) - YOUNG, usegmt=True)
 
     async def sent(self, count: int = 1) -> list[UUID]:
-        """SMS that Twilio accepted."""
         email_ids = self.enqueue(count)
         await self.send(email_ids)
         return email_ids
 
     def grow(self, age: timedelta, email_ids: list[UUID]) -> None:
-        """Makes SMS older."""
         self.books.connection.execute(
             "update email_log set sent_at = sent_at - %(age)s, settled_at = settled_at - %(age)s,"
             " leased_at = leased_at - %(age)s, created_at = created_at - %(age)s where email_id = any(%(ids)s)",

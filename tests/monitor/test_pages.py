@@ -28,13 +28,10 @@ from tests.waiting import until, until_answer
 
 
 class Monitor:
-    """A client of a monitor's web server."""
-
     def __init__(self, server: WebServer) -> None:
         self._server = server
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Requests a page; returns its status and body."""
         await until(lambda: self._server.address is not None)
         assert self._server.address is not None
         reader, writer = await asyncio.open_connection(self._server.address.host, self._server.address.port)
@@ -53,7 +50,6 @@ class Monitor:
         return None if b"has not answered yet" in body else names
 
     async def metrics(self) -> dict[str, float]:
-        """All samples of /metrics, by name."""
         status, body = await self.get("/metrics")
         assert status == 200
         return parsed(body.decode())

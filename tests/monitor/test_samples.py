@@ -179,7 +179,6 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def probe_at(port: int, *, seconds: float = 5) -> Callable[[], Awaitable[int]]:
-    """A probe that uses the management API on this port."""
     management = Management(f"http://u:p@127.0.0.1:{port}", timeout_seconds=seconds)
     return by_management(management, "new.dlq", lag_seconds=0)
 

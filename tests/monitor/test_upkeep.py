@@ -47,7 +47,6 @@ def books(connection: psycopg.Connection) -> Books:
 
 
 def value_of(connection: psycopg.Connection, query: str) -> Any:
-    """The single value that a query returns."""
     row = connection.execute(query.encode()).fetchone()
     assert row is not None
     return row[0]
@@ -185,7 +184,6 @@ def recipients_url(servers: Servers, template_database: str) -> Iterator[str]:
 
 @pytest.fixture
 def recipients(recipients_url: str) -> Iterator[psycopg.Connection]:
-    """A session of the database with recipients."""
     with psycopg.connect(recipients_url, autocommit=True) as connection:
         assert pages_read(connection) < 3 * RANGE_PAGES
         yield connection

@@ -131,7 +131,6 @@ class Scene:
 
 
 def each(step: str, names: str) -> str:
-    """The step for each of the names."""
     return ", ".join(f"{step} {name}" for name in names)
 
 

@@ -28,7 +28,6 @@ class World:
         self.connection = connection
 
     def limit(self, domain: str = DOMAIN, *, rate: float | None = None, slots: int | None = None) -> DomainLimit:
-        """Sets the ceiling of a domain."""
         self.connection.execute(
             "insert into dispatcher.domain_limit (domain, per_second, concurrent, tokens) values (%s, %s, %s, 1e9)"
             " on conflict (domain) do update set per_second = excluded.per_second, concurrent = excluded.concurrent",

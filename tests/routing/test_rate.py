@@ -35,7 +35,6 @@ async def store(pool: Pool) -> ProviderStore:
 
 
 def value_of(books: Books, column: str) -> Any:
-    """A column of the bucket."""
     (row,) = books.select("select * from provider_rate")
     return row[column]
 

@@ -23,8 +23,6 @@ _FORKS.set_forkserver_preload([__name__])
 
 
 class Process:
-    """A process that writes metrics, controlled by the test."""
-
     def __init__(self, process: ForkServerProcess, pipe: Connection[Any, Any]) -> None:
         self._process = process
         self._pipe = pipe
@@ -35,7 +33,6 @@ class Process:
         return str(self._pipe.recv())
 
     def kill(self) -> None:
-        """Kills the process with SIGKILL."""
         self._process.kill()
         self._process.join()
 

@@ -70,7 +70,6 @@ SCHEMA: Final[dict[str, Any]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard in deploy/."""
     read: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return read
 

@@ -40,13 +40,11 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
 
 
 def fill(lines: LogWriter) -> None:
-    """Writes until the pipe is full."""
     while not lines.add_dropped_count(None, "", {}):
         lines.write(LINE)
 
 
 def drain(reading: int) -> bytes:
-    """Reads all bytes in the pipe."""
     os.set_blocking(reading, False)
     content = b""
     with suppress(BlockingIOError):
@@ -213,7 +211,6 @@ def buffered(stream: TextIO) -> list[Callable[[], None]]:
 
 
 def events(reading: int) -> list[dict[str, Any]]:
-    """The events in a JSON log."""
     return [orjson.loads(line) for line in drain(reading).splitlines()]
 
 

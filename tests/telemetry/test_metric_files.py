@@ -286,8 +286,6 @@ def test_counts_of_an_earlier_release_with_other_descriptions_and_bounds_are_add
 
 
 class Number:
-    """The value of one sample."""
-
     value = 0.0
 
     def inc(self, amount: float) -> None:
