@@ -1,4 +1,4 @@
-"""Checks the named queries: each query is used, each used name has a query, and statuses in SQL agree with the domain."""
+"""Each named query is used, each used name has a query, and statuses in SQL agree with those of the domain."""
 
 from __future__ import annotations
 
