@@ -75,7 +75,6 @@ TYPES_ONLY: Final = {("producers", "psycopg")}
 caller has imported psycopg."""
 
 STANDARD_LIBRARY_ONLY: Final = {"errors", "version", "domain"}
-TYPE_CHECKS: Final = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 INPUT_AND_OUTPUT: Final = {
     *("asyncio", "ftplib", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "select", "shutil"),
     *("signal", "smtplib", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "urllib"),
@@ -114,13 +113,21 @@ def imports_of(path: Path) -> Iterator[Import]:
     """All imports in a file, including imports inside functions."""
     parts = ("dispatcher", *path.relative_to(FOLDER).with_suffix("").parts)
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]
-    tree = ast.parse(path.read_bytes())
-    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) in TYPE_CHECKS]
+    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    guards = [node for node in nodes if isinstance(node, ast.If) and _is_type_checking(node.test)]
     for_types = {id(node) for guard in guards for statement in guard.body for node in ast.walk(statement)}
-    for node in ast.walk(tree):
+    for node in nodes:
         for module in _modules(node, parts[:-1]):
             where = f"{'/'.join(parts)}.py:{getattr(node, 'lineno', 0)}"
             yield Import(where, ".".join(parts).removesuffix(".__init__"), room, module, id(node) in for_types)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return True
+        case _:
+            return False
 
 
 def _modules(node: ast.AST, package: tuple[str, ...]) -> list[str]:
