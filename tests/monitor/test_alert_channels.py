@@ -80,16 +80,17 @@ async def test_a_notice_arrives_complete_and_signed(receiver: Receiver, ca_file:
     }
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 401, 404, 410, 429, 500, 503])
 async def test_any_status_but_2xx_is_not_delivered_and_no_redirect_is_followed(
-    receiver: Receiver, ca_file: Path, notice: Notice, status: int
+    receiver: Receiver, ca_file: Path, notice: Notice
 ) -> None:
-    receiver.statuses = [status]
+    statuses = (301, 302, 307, 308, 400, 401, 404, 410, 429, 500, 503)
+    receiver.statuses = list(statuses)
 
-    with pytest.raises(NotDelivered, match=f"the receiver answered {status}"):
-        await channel_to(receiver.url, ca_file).send(notice)
+    for status in statuses:
+        with pytest.raises(NotDelivered, match=f"the receiver answered {status}"):
+            await channel_to(receiver.url, ca_file).send(notice)
 
-    assert len(receiver.posted) == 1
+    assert len(receiver.posted) == len(statuses)
 
 
 @pytest.mark.parametrize(
@@ -352,16 +353,14 @@ async def test_the_other_recipients_get_the_notice_if_one_is_refused(sink: SmtpS
     assert "@" not in fault.value.reason
 
 
-@pytest.mark.parametrize("step", [Step.CONNECT, Step.MAIL, Step.RCPT, Step.DATA, Step.END])
-async def test_a_refusal_is_not_delivered_and_the_servers_text_is_left_out(
-    sink: SmtpSink, notice: Notice, step: Step
-) -> None:
-    sink.behaviour.script = {step: "554 5.7.1 no, ops@example.com"}
+async def test_a_refusal_is_not_delivered_and_the_servers_text_is_left_out(sink: SmtpSink, notice: Notice) -> None:
+    for step in (Step.CONNECT, Step.MAIL, Step.RCPT, Step.DATA, Step.END):
+        sink.behaviour.script = {step: "554 5.7.1 no, ops@example.com"}
 
-    with pytest.raises(NotDelivered) as fault:
-        await mail_to(sink.port).send(notice)
+        with pytest.raises(NotDelivered) as fault:
+            await mail_to(sink.port).send(notice)
 
-    assert "@" not in fault.value.reason
+        assert "@" not in fault.value.reason, step
 
 
 @pytest.mark.parametrize("act", [SmtpFault.HANG, SmtpFault.DRIP])
