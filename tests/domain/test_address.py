@@ -106,10 +106,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [(text, reason) for reason, texts in REFUSED.items() for text in texts],
-)
+@pytest.mark.parametrize(("text", "reason"), [(text, reason) for reason, texts in REFUSED.items() for text in texts])
 def test_an_invalid_address_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_address(text)
