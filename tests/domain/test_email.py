@@ -108,24 +108,37 @@ def test_the_repr_shows_nothing_private() -> None:
     assert "order-17" in repr(email)
 
 
+def nested(depth: int) -> object:
+    """An empty list nested in `depth` lists."""
+    value: object = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "message_key": ("", "k" * 256, "a\nb", "order-17 ", "a\u200bb", "a\ud800", 17, None),
+    "message_key": (True, "", "k" * 256, "a\nb", "order-17 ", "a\u200bb", "a\ud800", 17, None),
     "correlation_id": (" r", "", "c" * 256, "c\x1b[31m"),
     "tenant_id": ("", "a b", "acme\n", "ácme", "-acme", "a" * 101),
     "sender": ("", "nobody", ["shop@example.com"], "shop@example.com\nBcc: x@example.com"),
     "to": ((), None, b"ann@example.org", {"ann@example.org"}, "nobody", ["ann@example.org"] * 1001),
-    "to[1]": (["ann@example.org", "nobody"], ["ann@example.org", 17], ["ann@example.org", ["bob@example.org"]]),
+    "to[1]": (
+        ["ann@example.org", "nobody"],
+        ["ann@example.org", nested(100_000)],
+        ["ann@example.org", 17],
+        ["ann@example.org", ["bob@example.org"]],
+    ),
     "cc[0]": (["nobody"],),
     "bcc[0]": (["nobody"],),
     "reply_to[0]": (["nobody"],),
     "reply_to": (["ann@example.org"] * 1001,),
     "subject": (
         *(None, "s" * 999, "Hi\r\nBcc: x@example.com", "Hi\x85Bcc: x@example.com", "Hi\u2028there", "Hi\tthere"),
-        *("Hi\0", "Hi \ud83d", "=?utf-8?q?Hi=0D=0ABcc=3A_x?=", "Re: =? utf-8?B?a?b c?=", "=??q??="),
+        *("Hi\0", 1.5, "Hi \ud83d", "=?utf-8?q?Hi=0D=0ABcc=3A_x?=", "Re: =? utf-8?B?a?b c?=", "=??q??="),
     ),
     "text": (b"Hi", "a\0b", "a\ud800b", "a" * (10 * MIB + 1), "ü" * (5 * MIB + 1)),
     "html": ("a\0b", "ü\udfff"),
-    "headers": (None, [("X-A", "1")], {f"X-{number}": "1" for number in range(101)}),
+    "headers": (None, [], [("X-A", "1")], {f"X-{number}": "1" for number in range(101)}),
     "headers.x-a": ({"X-A": "1", "x-a": "2"},),
     "headers.X-A": (
         *({"X-A": "1\r\nBcc: x@example.com"}, {"X-A": "1\n x"}, {"X-A": "v" * 999}, {"X-A": None}, {"X-A": ["1"]}),
@@ -140,10 +153,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "attachments": (PDF, [PDF] * 101),
     "attachments[1]": ([PDF, {"filename": "a"}], [PDF, OutgoingAttachment("../x", "a/b", b"")]),  # is not checked
     "attachments[1].content": ([Attachment("a", "a/b", bytes(13 * MIB))] * 2,),
-    "tags": (["t"] * 11, ["t", "t"]),
+    "tags": (["t"] * 11, ["t", "t"], {}),
     "tags[1]": (["t", ""],),
     "tags[0]": (["t" * 101], ["a\nb"], [1]),
-    "on_uncertain": (1,),
+    "on_uncertain": (1, True, "HOLD"),
     "send_at": (
         *(LATER.replace(tzinfo=None), "2026-12-24T18:00:00Z", NOW + timedelta(days=367), END_OF_TIME, BEGIN_OF_TIME),
     ),
@@ -151,14 +164,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "lane": ("", "Urgent", 1),
     "erase_after_sending": ("no", None, 1),
 }
-
-
-def nested(depth: int) -> object:
-    """An empty list nested in `depth` lists."""
-    value: object = "x"
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 NO_DATA = (["not", "an", "object"], {1: "x"})

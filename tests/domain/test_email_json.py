@@ -150,21 +150,7 @@ def test_a_refusal_has_a_reason(document: object, field: str, reason: str) -> No
 
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "message_key": (1, True),
     "from": (["shop@example.com"], {"email": "shop@example.com"}),
-    "to": ({"email": "ann@example.org"}, 1),
-    "to[0]": ([["ann@example.org"]], [None]),
-    "subject": (1.5,),
-    "text": (["Hi"],),
-    "html": ({},),
-    "headers": ([],),
-    "headers.X-A": ({"X-A": 1},),
-    "tags": ({},),
-    "tags[0]": ([1],),
-    "tenant_id": (1,),
-    "correlation_id": (1,),
-    "on_uncertain": (True, "HOLD"),
-    "erase_after_sending": ("true",),
     "attachments": (FILE, "a.txt", [FILE] * 101),
     "attachments[0]": (["a.txt"],),
     "attachments[1].type": ([FILE, FILE | {"type": "text/plain"}],),
@@ -177,7 +163,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize(("field", "wrong"), [(field, wrong) for field, values in REFUSED.items() for wrong in values])
-def test_a_refusal_names_the_field_of_the_wrong_type_or_form(field: str, wrong: object) -> None:
+def test_a_refusal_names_the_field_by_its_json_name(field: str, wrong: object) -> None:
     assert refusal(PLAIN | {re.split(r"\W", field)[0]: wrong})[0] == field
 
 
@@ -214,15 +200,6 @@ def test_a_time_without_a_zone_or_in_another_form_is_refused(text: object) -> No
         Email.from_json(PLAIN | {"expires_at": text})
 
     assert caught.value.field == "expires_at"
-
-
-@pytest.mark.parametrize("name", [*PLAIN, "cc", "headers", "attachments", "tags", "on_uncertain"])
-def test_deep_nesting_is_refused_like_any_wrong_type(name: str) -> None:
-    nested: object = []
-    for _ in range(100_000):
-        nested = [nested]
-
-    assert refusal(PLAIN | {name: nested})[0].startswith(name)
 
 
 junk = st.recursive(
