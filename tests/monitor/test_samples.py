@@ -25,7 +25,7 @@ from dispatcher.store.figures import count_for_monitor, list_workers, measure_la
 from dispatcher.store.retention import Retention
 from dispatcher.store.samples import QueueDepth, list_samples
 from tests.broker.rabbit import Rabbit
-from tests.monitor.hosts import Depth, RecordingChannel, host
+from tests.monitor.hosts import host
 from tests.providers.listeners import listening
 from tests.store.books import Books
 from tests.store.damaged_rows import insert_damaged
@@ -114,17 +114,14 @@ async def test_a_monitor_waits_for_a_commit_while_postgresql_can_be_read_but_not
 
 
 async def test_a_check_leaves_its_result_and_the_active_alerts_for_the_page(tables_url: str, books: Books) -> None:
-    depth = Depth(3)
-    async with host(tables_url, depth, RecordingChannel()) as monitor:
-        await monitor.check()
-        (found,) = books.select("select * from alert_check")
-        depth.messages = None
-        await monitor.check()
-        (blind,) = books.select("select * from alert_check")
-        depth.messages = 0
-        await monitor.check()
-        (calm,) = books.select("select * from alert_check")
+    rows = []
+    async with host(tables_url) as monitor:
+        for messages in (3, None, 0):
+            monitor.depth.messages = messages
+            await monitor.run_once()
+            rows += books.select("select * from alert_check")
 
+    found, blind, calm = rows
     assert (found["host"], found["depth"], found["fault"]) == ("host-1", 3, None)
     assert [(alert["kind"], alert["count"]) for alert in found["alerts"]] == [("dead_letters", 3)]
     assert (blind["depth"], "503" in blind["fault"], "ann@" in blind["fault"]) == (None, True, False)
