@@ -30,9 +30,9 @@ def refusal(document: object) -> tuple[str, str]:
     return caught.value.field, caught.value.reason
 
 
-@pytest.mark.parametrize("words", ["x", " x ", "ü😀漢字", "\"\\/'", "a.b_c{}[]", "\u00a0x", "null", "0", "true"])
+@pytest.mark.parametrize("words", [" ü😀漢字 \"\\/' {}[]\u00a0", "null"])
 def test_an_email_survives_conversion_to_json_and_back(words: str) -> None:
-    key = words.strip().replace("\u00a0", "-")
+    key = words.strip()
     email = Email(
         message_key=key,
         sender="Shop <shop@example.com>",

@@ -7,7 +7,6 @@ import socket
 import socketserver
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ class Posted:
     path: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
-    arrived_at: float
 
     @property
     def json(self) -> Any:
@@ -83,7 +81,7 @@ class _Answer(BaseHTTPRequestHandler):
         server = self.server
         body = self.rfile.read(int(self.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        posted = Posted(self.path, headers, body, time.monotonic())
+        posted = Posted(self.path, headers, body)
         server.posted.append(posted)
         server.released.wait(20)
         status = server.statuses.pop(0) if server.statuses else server.status_of(posted)

@@ -60,7 +60,6 @@ class Sender:
     def __init__(self, *workers: DomainGates) -> None:
         self.workers = workers
         self.sent = 0
-        self.refused = 0
         self.most_at_once = 0
         self._at_once = 0
 
@@ -68,7 +67,6 @@ class Sender:
         try:
             entered = await worker.enter(email(*to))
         except DomainFull:
-            self.refused += 1
             return False
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
