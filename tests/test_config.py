@@ -67,9 +67,7 @@ def test_each_setting_has_its_own_variable_and_a_help_text() -> None:
     ],
 )
 def test_a_text_is_parsed(variable: str, text: str, field: str, value: Any) -> None:
-    environ = {variable: text, "DISPATCHER_SMTP_URL": "smtp://mx"} | {variable: text}
-
-    assert getattr(load(environ), field) == value
+    assert getattr(load({variable: text}), field) == value
 
 
 @pytest.mark.parametrize(
@@ -79,10 +77,7 @@ def test_a_text_is_parsed(variable: str, text: str, field: str, value: Any) -> N
         ("smtps://mx", SmtpServer("mx", 465, "tls")),
         ("smtp://mx?tls=none", SmtpServer("mx", 25, "none")),
         ("smtp://[::1]:2525/?tls=none", SmtpServer("::1", 2525, "none")),
-        (
-            "smtps://us%40er:p%3A%2Fw@mx:2465",
-            SmtpServer("mx", 2465, "tls", "us@er", "p:/w"),
-        ),
+        ("smtps://us%40er:p%3A%2Fw@mx:2465", SmtpServer("mx", 2465, "tls", "us@er", "p:/w")),
         ("smtp://u:a@b:c@mx:25", SmtpServer("mx", 25, "starttls", "u", "a@b:c")),
     ],
 )
@@ -132,22 +127,28 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         ("DISPATCHER_ALLOWED_PROVIDER_HEADERS", "X-MC-Tags,bcc", "has bcc, a header that an email may never set"),
         ("DISPATCHER_PROVIDERS", "smtp,smtp", "must list at least one provider, and each provider only once"),
         ("DISPATCHER_PROVIDERS", ",", "must list at least one provider, and each provider only once"),
-        ("DISPATCHER_DATABASE_URL", "mysql://db/x", "must be a URL that begins with postgresql:// or postgres://"),
+        (
+            "DISPATCHER_DATABASE_URL",
+            "mysql://app:secret@db/x",
+            "must be a URL that begins with postgresql:// or postgres://",
+        ),
         ("DISPATCHER_DATABASE_URL", "db.example", "must be a URL that begins with postgresql://"),
         ("DISPATCHER_DATABASE_URL", "postgresql://a:1,b:x/db", "is not a URL"),
         ("DISPATCHER_AMQP_URL", "amqp://a/m,http://b/m", "must be a URL that begins with amqp:// or amqps://"),
         ("DISPATCHER_AMQP_URL", "http://mq", "must be a URL that begins with amqp:// or amqps://"),
         ("DISPATCHER_AMQP_URL", "amqp://a,b/m", "has several hosts in one URL"),
         ("DISPATCHER_AMQP_URL", "amqp://", "must be a URL"),
-        *(("DISPATCHER_AMQP_URL", text, "is not a URL") for text in ("amqp://mq:port", "amqp://mq:99999")),
+        *(("DISPATCHER_AMQP_URL", text, "is not a URL") for text in ("amqp://app:secret@mq:port", "amqp://mq:99999")),
         ("DISPATCHER_AMQP_URL", "amqp://mq:0", "is not a URL"),
         ("DISPATCHER_SMTP_URL", "smtp://mx:0", "is not a URL"),
         ("DISPATCHER_QUEUE", "amq.mine", "not begin with `amq.`"),
         ("DISPATCHER_QUEUE", "ü" * 101, "1 to 200"),
+        ("DISPATCHER_DLQ", "email.dispatcher.send", "has the same name as the send queue"),
+        ("DISPATCHER_RETAIN_AUDIT_DAYS", "90", "is shorter"),
         ("DISPATCHER_SMTP_URL", "smtp://mx?starttls=no", "must have no path and no option except"),
-        ("DISPATCHER_SMTP_URL", "smtp://mx/path", "must have no path"),
+        ("DISPATCHER_SMTP_URL", "smtp://app:secret@mx/path", "must have no path"),
         ("DISPATCHER_SMTP_URL", "smtps://mx?tls=none", "contradicts"),
-        ("DISPATCHER_SMTP_URL", "smtp://user:word@mx.example?tls=none", "would send the password without encryption"),
+        ("DISPATCHER_SMTP_URL", "smtp://user:secret@mx.example?tls=none", "would send the password without encryption"),
         ("DISPATCHER_SMTP_URL", "mx:25", "must be a URL"),
         ("DISPATCHER_SMTP_URL", "smtp://mx#x", "no #fragment"),
         ("DISPATCHER_SMTP_URL", "smtp://u:a#b@127.0.0.1:25", "has a # in the user or password; write it as %23"),
@@ -171,11 +172,14 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         ("DISPATCHER_RUN_DIR", "~no-such-user", "begins with the home folder of a user who does not exist"),
     ],
 )
-def test_an_invalid_value_is_reported_with_its_variable(variable: str, text: str, sentence: str) -> None:
+def test_an_invalid_value_is_reported_with_its_variable_and_without_a_secret(
+    variable: str, text: str, sentence: str
+) -> None:
     (mistake,) = mistakes_of({variable: text})
 
     assert mistake.startswith(f"{variable} ")
     assert sentence in mistake
+    assert "secret" not in mistake
     assert mistake.endswith(".")
 
 
@@ -194,34 +198,13 @@ def test_every_mistake_is_reported_at_once_and_a_missing_setting_with_the_remedy
     assert all(name in providers for name in EMAIL_PROVIDERS)
 
 
-@pytest.mark.parametrize(
-    ("provider", "sentence"),
-    [
-        ("smtp", "DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS lists smtp"),
-        ("capture", "DISPATCHER_CAPTURE_DIR is not set"),
-        ("sendgrid", "SENDGRID_API_KEY is not set"),
-    ],
-)
-def test_only_commands_that_send_need_the_settings_of_the_provider(provider: str, sentence: str) -> None:
-    environ = {"DISPATCHER_PROVIDERS": provider}
+def test_only_commands_that_send_need_the_settings_of_the_provider() -> None:
+    environ = {"DISPATCHER_PROVIDERS": "smtp"}
 
     (mistake,) = mistakes_of(environ, "providers")
 
-    assert sentence in mistake
-    assert load(environ).providers == (provider,)
-
-
-@pytest.mark.parametrize(
-    ("environ", "sentence"),
-    [
-        ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "DISPATCHER_DLQ has the same name as the send queue"),
-        ({"DISPATCHER_RETAIN_AUDIT_DAYS": "90"}, "DISPATCHER_RETAIN_AUDIT_DAYS is shorter"),
-    ],
-)
-def test_contradicting_settings_are_reported(environ: dict[str, str], sentence: str) -> None:
-    (mistake,) = mistakes_of(environ)
-
-    assert sentence in mistake
+    assert "DISPATCHER_SMTP_URL is not set, but DISPATCHER_PROVIDERS lists smtp" in mistake
+    assert load(environ).providers == ("smtp",)
 
 
 @pytest.mark.parametrize(
@@ -344,19 +327,6 @@ class TestSecrets:
         shown = f"{settings!r} {settings} {settings.of(SmtpSettings).url!r}"
         assert "secret" not in shown.replace("_secret", "")
 
-    @pytest.mark.parametrize(
-        "environ",
-        [
-            {"DISPATCHER_DATABASE_URL": "mysql://app:pg-secret@db/x"},
-            {"DISPATCHER_AMQP_URL": "amqp://app:mq-secret@mq:port"},
-            {"DISPATCHER_SMTP_URL": "smtp://app:smtp-secret@mx/path"},
-            {"DISPATCHER_SMTP_URL": "smtp://app:smtp-secret@mx?tls=none"},
-            {"SENDGRID_API_KEY": "SG.api secret"},
-        ],
-    )
-    def test_no_mistake_quotes_a_secret(self, environ: dict[str, str]) -> None:
-        assert "secret" not in " ".join(mistakes_of(environ))
-
 
 @pytest.mark.parametrize(
     ("machine", "name"),
@@ -365,7 +335,6 @@ class TestSecrets:
         ("männlein", "m-nnlein"),
         ("a" * 28, "a" * 28),
         ("email-dispatcher-6d4cf56db6-x7k2p", "email-dispatcher-6d-"),
-        ("email-dispatcher-6d4cf56db6-9qhlm", "email-dispatcher-6d-"),
     ],
 )
 def test_a_host_is_named_after_its_machine(machine: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

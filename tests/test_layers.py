@@ -10,10 +10,9 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -83,23 +82,16 @@ INPUT_AND_OUTPUT: Final = {
 """Modules that the domain must not import."""
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
-    """One import of a module.
-
-    Attributes:
-        where: File and line, for the error message.
-        file: The importing file, by its module's name.
-        room: The importing room.
-        module: The imported module, by its full name.
-        for_types: Whether the import is under TYPE_CHECKING.
-    """
+class Import(NamedTuple):
+    """One import of a module, with the importing file and room."""
 
     where: str
+    """File and line, for the error message."""
     file: str
     room: str
     module: str
     for_types: bool
+    """Whether the import is under TYPE_CHECKING."""
 
 
 FOLDER: Final = Path(__file__).parent.parent / "dispatcher"
@@ -113,54 +105,51 @@ FLOOR_OF: Final = {room: number for number, rooms in enumerate(FLOORS) for room 
 
 def room_of(module: str) -> str:
     """The room of one of our modules; names of the package itself belong to the facade."""
-    _, _, rest = module.partition(".")
-    room = rest.partition(".")[0]
+    room = f"{module}.".split(".")[1]
     return room if room in ROOMS or room in FLOOR_OF else FACADE
 
 
-def imports_of(path: Path, folder: Path) -> Iterator[Import]:
+def imports_of(path: Path) -> Iterator[Import]:
     """All imports in a file, including imports inside functions."""
-    parts = ("dispatcher", *path.relative_to(folder).with_suffix("").parts)
-    package = parts[:-1]
+    parts = ("dispatcher", *path.relative_to(FOLDER).with_suffix("").parts)
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]
-    tree = ast.parse(path.read_bytes())
-    for_types = {id(node) for branch in ast.walk(tree) if _is_type_checking(branch) for node in _body_of(branch)}
-    for node in ast.walk(tree):
-        for module in _modules(node, package):
+    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    guards = [node for node in nodes if isinstance(node, ast.If) and _is_type_checking(node.test)]
+    for_types = {id(node) for guard in guards for statement in guard.body for node in ast.walk(statement)}
+    for node in nodes:
+        for module in _modules(node, parts[:-1]):
             where = f"{'/'.join(parts)}.py:{getattr(node, 'lineno', 0)}"
             yield Import(where, ".".join(parts).removesuffix(".__init__"), room, module, id(node) in for_types)
 
 
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-
-def _body_of(branch: ast.AST) -> Iterator[ast.AST]:
-    assert isinstance(branch, ast.If)
-    for statement in branch.body:
-        yield from ast.walk(statement)
+def _is_type_checking(test: ast.expr) -> bool:
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return True
+        case _:
+            return False
 
 
 def _modules(node: ast.AST, package: tuple[str, ...]) -> list[str]:
     """The modules that a statement imports; `from package import name` may import `package.name`."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-        source = ".".join(filter(None, (base, node.module)))
-        return [f"{source}.{alias.name}" for alias in node.names]
-    return []
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names, level=level):
+            base = ".".join(package[: len(package) - level + 1]) if level else ""
+            source = ".".join(filter(None, (base, module)))
+            return [f"{source}.{alias.name}" for alias in names]
+        case _:
+            return []
 
 
 def within(module: str, library: str) -> bool:
-    """Whether `module` is the library or a part of it."""
     return f"{module}.".startswith(f"{library}.")
 
 
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
-    """Every import of every module."""
-    return [found for path in sorted(FOLDER.rglob("*.py")) for found in imports_of(path, FOLDER)]
+    return [found for path in sorted(FOLDER.rglob("*.py")) for found in imports_of(path)]
 
 
 def test_every_room_has_one_floor() -> None:
@@ -203,8 +192,7 @@ def test_no_import_breaks_a_rule(imports: list[Import], rule: Callable[[Import],
 
 
 def test_no_files_import_each_other_in_a_circle(imports: list[Import]) -> None:
-    files = {".".join(("dispatcher", *path.relative_to(FOLDER).with_suffix("").parts)) for path in FOLDER.rglob("*.py")}
-    files = {name.removesuffix(".__init__") for name in files}
+    files = {found.file for found in imports}
     graph: dict[str, set[str]] = {}
     for found in imports:
         # `from package import name` imports the file `package.name`, or else a name from `package`.

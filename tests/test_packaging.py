@@ -22,7 +22,6 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def setup() -> configparser.ConfigParser:
-    """The content of setup.cfg."""
     found = configparser.ConfigParser()
     found.read(ROOT / "setup.cfg")
     return found
@@ -42,9 +41,7 @@ def test_the_wheel_has_every_package_and_every_sql_file(setup: configparser.Conf
     assert shipped == packages("sql/**/*.sql", "dispatcher")
 
 
-def test_the_metadata_have_only_forms_that_the_setuptools_of_debian_12_knows(
-    setup: configparser.ConfigParser,
-) -> None:
+def test_the_metadata_have_only_forms_that_the_setuptools_of_debian_12_knows(setup: configparser.ConfigParser) -> None:
     """setuptools 66 refuses a license that is a text; from version 77, setuptools warns about a license that is a
     table. Both versions accept a license in setup.cfg."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())

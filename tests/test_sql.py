@@ -1,8 +1,4 @@
-"""Checks the named queries: each query is used, each used name has a query, and statuses in SQL agree with the domain.
-
-The test finds uses in the source. If a function passes a parameter on to `query` or `fetch`, the parameter is a query's
-name. If a caller of this function passes on its own parameter, that parameter is a query's name, too.
-"""
+"""Each named query is used, each used name has a query, and statuses in SQL agree with those of the domain."""
 
 from __future__ import annotations
 
@@ -24,13 +20,8 @@ from dispatcher.store.queries import all_queries
 from tests.store.statements import prepared
 from tests.test_layers import FOLDER
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-TAKERS = dict.fromkeys(("fetch", "fetch_records", "fetch_sync"), (1, "name")) | {"query": (0, "name")}
-
 
 def modules(*words: str) -> Iterator[ast.Module]:
-    """The modules that contain one of these words."""
     for path in sorted(FOLDER.rglob("*.py")):
         if any(word in (text := path.read_text()) for word in words):
             yield ast.parse(text)
@@ -44,61 +35,11 @@ def called_name(call: ast.Call) -> str | None:
             return None
 
 
-def argument_at(call: ast.Call, place: int, name: str) -> ast.expr | None:
-    """The argument for a parameter of a call, by name or by position; the position does not count `self`."""
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    return call.args[place] if place < len(call.args) else None
-
-
-def parameters(function: Function) -> list[str]:
-    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-    return names[1:] if names[:1] in (["self"], ["cls"]) else names
-
-
-def takers(module: ast.Module) -> dict[str, tuple[int, str]]:
-    """The functions of a module that take a query's name, with the position and name of that parameter."""
-    found = dict(TAKERS)
-    functions = [node for node in ast.walk(module) if isinstance(node, Function)]
-    while True:
-        more = {
-            function.name: (parameters(function).index(given.id), given.id)
-            for function in functions
-            for call in ast.walk(function)
-            if isinstance(call, ast.Call) and called_name(call) in found
-            if isinstance(given := argument_at(call, *found[called_name(call) or ""]), ast.Name)
-            if given.id in parameters(function)
-        }
-        if more.keys() <= found.keys():
-            return found
-        found |= more
-
-
-def uses() -> set[str]:
-    """The query names used anywhere in the package. An argument that is not a literal name appears as its source."""
-    found = set()
-    for module in modules("fetch", "query", "statement"):
-        taking = takers(module)
-        found |= {
-            function.name
-            for function in ast.walk(module)
-            if isinstance(function, Function)
-            for decorator in function.decorator_list
-            if isinstance(decorator, ast.Name) and decorator.id == "statement"
-        }
-        names = [each for each in ast.walk(module) if isinstance(each, Function) and each.name in taking]
-        inside = {id(node) for function in names for node in ast.walk(function)}
-        for call in ast.walk(module):
-            if not isinstance(call, ast.Call) or called_name(call) not in taking:
-                continue
-            given = argument_at(call, *taking[called_name(call) or ""])
-            for each in (given.body, given.orelse) if isinstance(given, ast.IfExp) else (given,):
-                if isinstance(each, ast.Constant) and isinstance(each.value, str):
-                    found.add(each.value)
-                elif each is not None and id(call) not in inside:
-                    found.add(ast.unparse(each))
-    return found
+def texts(call: ast.Call) -> set[str]:
+    """The literal texts among the arguments of a call."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    chosen = [each for one in given for each in ([one.body, one.orelse] if isinstance(one, ast.IfExp) else [one])]
+    return {each.value for each in chosen if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 
 
 def _kinds_of(action: type[Action[Any]]) -> Iterator[type[Action[Any]]]:
@@ -110,14 +51,23 @@ def _kinds_of(action: type[Action[Any]]) -> Iterator[type[Action[Any]]]:
 
 
 def test_every_used_query_exists_and_every_query_is_used() -> None:
-    declared = {
+    found, queried = set(), set()
+    for node in (each for module in modules("fetch", "query", "statement") for each in ast.walk(module)):
+        if isinstance(node, ast.Call):
+            found |= texts(node)
+            if called_name(node) in ("fetch", "fetch_records", "fetch_sync", "query"):
+                queried |= set(filter(str.isidentifier, texts(node)))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_stub = any(isinstance(each, ast.Name) and each.id == "statement" for each in node.decorator_list)
+            queried |= {node.name} if is_stub else set()
+    queried |= {
         getattr(action, each)
         for action in _kinds_of(Action)
         for each in ("query", "count", "find")
         if hasattr(action, each)
-    }
-    named = {"self.name", "self.query", "action.query", "action.count", "action.find"}  # by a stub or by an action
-    assert uses() - named | declared - {""} == set(all_queries())
+    } - {""}
+
+    assert queried <= set(all_queries()) <= found | queried
 
 
 def test_every_query_has_a_heading_that_says_what_it_does() -> None:

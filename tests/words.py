@@ -17,7 +17,6 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -45,19 +44,6 @@ _CITED: Final = re.compile(r"^```.*?^```|`[^`\n]*`|(?<![*\w])\*[^*\n]+\*(?![*\w]
 _SQL_COMMENT: Final = re.compile(r"--.*")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A word that we do not use, with file, line and advice."""
-
-    path: Path
-    line: int
-    word: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.word!r}: {self.advice}"
-
-
 def passages(path: Path) -> Iterator[tuple[int, str]]:
     """The prose of a file: docstrings and comments, or a page without its code. Each passage has the number of its
     first line."""
@@ -65,16 +51,13 @@ def passages(path: Path) -> Iterator[tuple[int, str]]:
     if path.suffix == ".md":
         yield 1, _CITED.sub(lambda code: "\n" * code[0].count("\n"), text)
     elif path.suffix == ".sql":
-        yield from ((number, found[0]) for number, line in _numbered(text) if (found := _SQL_COMMENT.search(line)))
+        lines = enumerate(text.splitlines(), start=1)
+        yield from ((number, found[0]) for number, line in lines if (found := _SQL_COMMENT.search(line)))
     else:
         yield from _docstrings(text)
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string
-
-
-def _numbered(text: str) -> Iterator[tuple[int, str]]:
-    return enumerate(text.splitlines(), start=1)
 
 
 def _docstrings(text: str) -> Iterator[tuple[int, str]]:
@@ -85,16 +68,16 @@ def _docstrings(text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, words
 
 
-def find(path: Path) -> tuple[list[Found], int]:
-    """The words in a file that we do not use, and the number of all words in its prose."""
-    found: list[Found] = []
+def find(path: Path) -> tuple[list[str], int]:
+    """A line about each word in a file that we do not use, and the number of all words in its prose."""
+    found: list[str] = []
     count = 0
     for first_line, prose in passages(path):
         count += len(prose.split())
         for match in _WORD.finditer(prose):
             line = first_line + prose.count("\n", 0, match.start())
             advice = list(ADVICE.values())[int(str(match.lastgroup).removeprefix("w"))]
-            found.append(Found(path, line, match[0], advice))
+            found.append(f"{path}:{line}: {match[0]!r}: {advice}")
     return found, count
 
 
@@ -107,18 +90,6 @@ def tracked() -> list[Path]:
     return [path for path in paths if (ROOT / path).exists()]
 
 
-def rates() -> dict[str, tuple[int, int]]:
-    """For each top-level folder, the number of words that we do not use, and the number of all words."""
-    unused: Counter[str] = Counter()
-    words: Counter[str] = Counter()
-    for path in tracked():
-        found, count = find(ROOT / path)
-        folder = path.parts[0] if len(path.parts) > 1 else PAGES
-        unused[folder] += len(found)
-        words[folder] += count
-    return {folder: (unused[folder], words[folder]) for folder in sorted(words)}
-
-
 def main(arguments: Sequence[str]) -> int:
     """Prints the counts of all folders, or the words in the given files and folders; returns the exit code."""
     if arguments:
@@ -127,11 +98,17 @@ def main(arguments: Sequence[str]) -> int:
         for each in (each for path in paths for each in find(path)[0]):
             print(each)
         return 0
-    is_above = False
-    for folder, (unused, words) in rates().items():
-        rate = 10_000 * unused / max(words, 1)
-        is_above |= rate > MAX_PER_10_000
-        print(f"{folder:20} {unused:5} of {words:7,} words {rate:6.1f} per 10,000")
+    unused: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    for path in tracked():
+        found, count = find(ROOT / path)
+        folder = path.parts[0] if len(path.parts) > 1 else PAGES
+        unused[folder] += len(found)
+        words[folder] += count
+    rates = {folder: 10_000 * unused[folder] / max(words[folder], 1) for folder in sorted(words)}
+    for folder, rate in rates.items():
+        print(f"{folder:20} {unused[folder]:5} of {words[folder]:7,} words {rate:6.1f} per 10,000")
+    is_above = max(rates.values()) > MAX_PER_10_000
     if is_above:
         print(f"Above {MAX_PER_10_000:g} per 10,000: `python -m tests.words FOLDER` names each word and the advice.")
     return int(is_above)

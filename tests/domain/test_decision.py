@@ -52,7 +52,6 @@ def within(
 
 
 def partial(retry_after: float | None = None, *, has_progress: bool = True, reason: Reason = FULL) -> Deferred:
-    """An answer that defers some recipients."""
     rest = PartialDelivery({1: None}, has_progress=has_progress)
     return Deferred(reason, "full", "452", retry_after, partial=rest)
 

@@ -7,7 +7,6 @@ import dataclasses
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from enum import StrEnum
 from typing import Any
@@ -49,15 +48,6 @@ def refusal(**fields: Any) -> tuple[str, str]:
     return caught.value.field, caught.value.reason
 
 
-def test_optional_fields_have_their_defaults() -> None:
-    email = an_email()
-
-    assert (email.to, email.cc, email.bcc, email.reply_to) == (("ann@example.org",), (), (), ())
-    assert (email.text, email.html) == ("Hi", None)
-    assert (dict(email.headers), email.attachments, email.tags) == ({}, (), ())
-    assert (email.tenant_id, email.correlation_id, email.on_uncertain) == ("default", None, None)
-
-
 def test_one_address_or_a_list_becomes_a_tuple() -> None:
     email = an_email(to=(), cc="c@x.example", bcc=("d@x.example",), reply_to=["e@x.example", "B <b@x.example>"])
 
@@ -74,7 +64,6 @@ def test_an_empty_body_counts_as_absent() -> None:
 
 def test_the_policy_may_be_given_by_its_name() -> None:
     assert an_email(on_uncertain="resend").on_uncertain is OnUncertain.RESEND
-    assert an_email(on_uncertain=OnUncertain.HOLD).on_uncertain is OnUncertain.HOLD
     assert refusal(on_uncertain="retry") == ("on_uncertain", "must be one of: hold, resend")
 
 
@@ -119,24 +108,32 @@ def test_the_repr_shows_nothing_private() -> None:
     assert "order-17" in repr(email)
 
 
+def nested(depth: int) -> object:
+    """An empty list nested in `depth` lists."""
+    value: object = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "message_key": ("", "k" * 256, "a\nb", "order-17 ", "a\u200bb", "a\ud800", 17, None),
+    "message_key": (True, "", "k" * 256, "a\nb", "order-17 ", "a\u200bb", "a\ud800", 17, None),
     "correlation_id": (" r", "", "c" * 256, "c\x1b[31m"),
     "tenant_id": ("", "a b", "acme\n", "ácme", "-acme", "a" * 101),
     "sender": ("", "nobody", ["shop@example.com"], "shop@example.com\nBcc: x@example.com"),
     "to": ((), None, b"ann@example.org", {"ann@example.org"}, "nobody", ["ann@example.org"] * 1001),
-    "to[1]": (["ann@example.org", "nobody"], ["ann@example.org", 17], ["ann@example.org", ["bob@example.org"]]),
+    "to[1]": tuple(["ann@example.org", wrong] for wrong in ("nobody", 17, ["bob@example.org"], nested(100_000))),
     "cc[0]": (["nobody"],),
     "bcc[0]": (["nobody"],),
     "reply_to[0]": (["nobody"],),
     "reply_to": (["ann@example.org"] * 1001,),
     "subject": (
         *(None, "s" * 999, "Hi\r\nBcc: x@example.com", "Hi\x85Bcc: x@example.com", "Hi\u2028there", "Hi\tthere"),
-        *("Hi\0", "Hi \ud83d", "=?utf-8?q?Hi=0D=0ABcc=3A_x?=", "Re: =? utf-8?B?a?b c?=", "=??q??="),
+        *("Hi\0", 1.5, "Hi \ud83d", "=?utf-8?q?Hi=0D=0ABcc=3A_x?=", "Re: =? utf-8?B?a?b c?=", "=??q??="),
     ),
     "text": (b"Hi", "a\0b", "a\ud800b", "a" * (10 * MIB + 1), "ü" * (5 * MIB + 1)),
     "html": ("a\0b", "ü\udfff"),
-    "headers": (None, [("X-A", "1")], {f"X-{number}": "1" for number in range(101)}),
+    "headers": (None, [], [("X-A", "1")], {f"X-{number}": "1" for number in range(101)}),
     "headers.x-a": ({"X-A": "1", "x-a": "2"},),
     "headers.X-A": (
         *({"X-A": "1\r\nBcc: x@example.com"}, {"X-A": "1\n x"}, {"X-A": "v" * 999}, {"X-A": None}, {"X-A": ["1"]}),
@@ -149,12 +146,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     f"headers.{'X' * 40}…": ({"X" * 77: "1"},),
     "headers.int": ({7: "1"},),
     "attachments": (PDF, [PDF] * 101),
-    "attachments[1]": ([PDF, {"filename": "a"}],),
+    "attachments[1]": ([PDF, {"filename": "a"}], [PDF, OutgoingAttachment("../x", "a/b", b"")]),  # is not checked
     "attachments[1].content": ([Attachment("a", "a/b", bytes(13 * MIB))] * 2,),
-    "tags": (["t"] * 11, ["t", "t"]),
+    "tags": (["t"] * 11, ["t", "t"], {}),
     "tags[1]": (["t", ""],),
     "tags[0]": (["t" * 101], ["a\nb"], [1]),
-    "on_uncertain": (1,),
+    "on_uncertain": (1, True, "HOLD"),
     "send_at": (
         *(LATER.replace(tzinfo=None), "2026-12-24T18:00:00Z", NOW + timedelta(days=367), END_OF_TIME, BEGIN_OF_TIME),
     ),
@@ -164,22 +161,25 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "wrong"), [(field, wrong) for field, values in REFUSED.items() for wrong in values])
-def test_a_refusal_names_the_invalid_argument(field: str, wrong: object) -> None:
-    name = re.split(r"\W", field)[0]
-
-    assert refusal(**{name: wrong})[0] == field
+NO_DATA = (["not", "an", "object"], {1: "x"})
+NO_JSON = (nested(40), nested(100_000), float("nan"), 2**60, "a\0b", "\ud800", object(), "y" * 300_000)
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"),
+    ("field", "fields"),
     [
-        ({"to": ["ann@example.org"] * 600, "cc": ["ann@example.org"] * 401}, "to"),
-        ({"text": "a" * (5 * MIB), "html": "ü" * (3 * MIB)}, "html"),
-        ({"send_at": LATER, "expires_at": LATER}, "expires_at"),
+        *((field, {re.split(r"\W", field)[0]: wrong}) for field, values in REFUSED.items() for wrong in values),
+        ("to", {"to": ["ann@example.org"] * 600, "cc": ["ann@example.org"] * 401}),
+        ("html", {"text": "a" * (5 * MIB), "html": "ü" * (3 * MIB)}),
+        ("expires_at", {"send_at": LATER, "expires_at": LATER}),
+        ("template_id", TEMPLATED | {"text": "hello"}),
+        *(("template_id", TEMPLATED | {"template_id": wrong}) for wrong in ("", "a/b")),
+        ("template_data", {"template_data": DATA}),
+        *(("template_data", TEMPLATED | {"template_data": wrong}) for wrong in NO_DATA),
+        *(("template_data", TEMPLATED | {"template_data": {"x": wrong}}) for wrong in NO_JSON),
     ],
 )
-def test_a_refusal_names_one_of_two_arguments_that_are_too_much(fields: Mapping[str, Any], field: str) -> None:
+def test_a_refusal_names_the_invalid_argument(field: str, fields: dict[str, Any]) -> None:
     assert refusal(**fields)[0] == field
 
 
@@ -205,10 +205,6 @@ def test_an_invalid_attachment_cannot_be_made(field: str, wrong: Any) -> None:
         Attachment(**{**FILE, field: wrong})
 
     assert caught.value.field == field
-
-
-def test_an_unchecked_file_is_refused_as_an_attachment() -> None:
-    assert refusal(attachments=[OutgoingAttachment("../x", "a/b", b"")]) == ("attachments[0]", "must be an Attachment")
 
 
 @pytest.mark.parametrize(
@@ -403,30 +399,6 @@ def test_a_template_replaces_subject_and_body() -> None:
     assert Email.from_json(email.to_json()) == email
 
 
-def nested(depth: int) -> object:
-    """An empty list nested in `depth` lists."""
-    value: object = "x"
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    [
-        ("template_id", {"text": "hello"}),
-        *(("template_id", {"template_id": wrong}) for wrong in ("", "a/b")),
-        ("template_data", {"template_id": None, "text": "hello"}),
-        *(("template_data", {"template_data": wrong}) for wrong in (["not", "an", "object"], {1: "x"})),
-        *(("template_data", {"template_data": {"x": nested(depth)}}) for depth in (40, 100_000)),
-        *(("template_data", {"template_data": {"x": wrong}}) for wrong in (float("nan"), 2**60, "a\0b", "\ud800")),
-        *(("template_data", {"template_data": {"x": wrong}}) for wrong in (object(), "y" * 300_000)),
-    ],
-)
-def test_a_refusal_names_the_field_that_templates_do_not_allow(field: str, changes: dict[str, Any]) -> None:
-    assert refusal(**TEMPLATED | changes)[0] == field
-
-
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -468,24 +440,18 @@ def test_a_value_that_can_be_written_in_ascii_is_accepted(name: str, value: str)
     assert header_value_fault(name, value) is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("a.exe", "A.EXE", ".exe", "a.pdf.exe", "a.exe.", "a.exe. . ", "a.exe\u00a0\u3000", "a.exe\u2026"),
-        *("a\uff0eexe", "a\ufe52exe", "a\u2024exe", "a.\uff45\uff58\uff45", "a.\U0001d41e\U0001d431\U0001d41e"),
-        *("a.e\u200bxe", "a.exe\u200d", "a.exe\u00ad", "a.\ufeffexe", "a.e\ufe0fxe", "a.exe\U000e0041", "a.exe\u3164"),
-        *("a.exe:b.pdf", "a.exe::$DATA", "a.pdf:b.exe", "C:a.exe", "a.exe\uff1ab.pdf", "a.exe :b"),
-    ],
+EXE_FILES = (
+    *("a.exe", "A.EXE", ".exe", "a.pdf.exe", "a.exe.", "a.exe. . ", "a.exe\u00a0\u3000", "a.exe\u2026"),
+    *("a\uff0eexe", "a\ufe52exe", "a\u2024exe", "a.\uff45\uff58\uff45", "a.\U0001d41e\U0001d431\U0001d41e"),
+    *("a.e\u200bxe", "a.exe\u200d", "a.exe\u00ad", "a.\ufeffexe", "a.e\ufe0fxe", "a.exe\U000e0041", "a.exe\u3164"),
+    *("a.exe:b.pdf", "a.exe::$DATA", "a.pdf:b.exe", "C:a.exe", "a.exe\uff1ab.pdf", "a.exe :b"),
 )
+OTHER_FILES = ("exe", "a.exe.pdf", "exe.pdf", "a.e xe", "a", "", "Fwd: exe", "\u0435\u0445\u0435.pdf")
+
+
+@pytest.mark.parametrize("name", EXE_FILES + OTHER_FILES)
 def test_an_extension_is_found_however_it_is_written(name: str) -> None:
-    assert "exe" in endings_of(name)
-
-
-@pytest.mark.parametrize(
-    "name", ["exe", "a.exe.pdf", "exe.pdf", "a.e xe", "a", "", "Fwd: exe", "\u0435\u0445\u0435.pdf"]
-)
-def test_other_text_is_not_an_extension(name: str) -> None:
-    assert "exe" not in endings_of(name)
+    assert ("exe" in endings_of(name)) is (name in EXE_FILES)
 
 
 THREE_IN_ALL = {"cc": "ben@example.org", "bcc": "cleo@example.org"}

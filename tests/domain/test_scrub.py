@@ -122,8 +122,7 @@ def test_each_form_of_a_secret_is_removed(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["2.0.0 Ok: queued as 4Gxq2N1lYRz9sKp", "the passage of shop-user", "a pass for mail", "", "Größe und Maß"],
+    "words", ["2.0.0 Ok: queued as 4Gxq2N1lYRz9sKp", "the passage of shop-user", "a pass for mail", "", "Größe und Maß"]
 )
 def test_other_words_stay(words: str) -> None:
     assert secrets("pass!", "ok", "mai", names=("shop-user",)).without(words) == words

@@ -191,8 +191,6 @@ def test_a_row_with_a_text_that_is_no_number_is_refused(to: str) -> None:
 
 
 US, UK = "+14155550100", "+447700900123"
-
-
 STOPS = (
     *("STOP", "stopall", "Unsubscribe", "CANCEL", "end", "quit", "OPTOUT", "Opt-Out", "opt\xa0out", "revoke", "Stop."),
     *(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,6 @@ from dispatcher.domain.values import dataclass, field, replace, value
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    x: int
-    y: int = 0
-    note: str = field(default="", compare=False)
-    secret: str = field(default="", repr=False)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Theirs:
     x: int
     y: int = 0
     note: str = field(default="", compare=False)
@@ -43,18 +34,16 @@ class Nothing:
     pass
 
 
-@pytest.mark.parametrize("kind", [Point, Theirs])
-def test_frozen_values_are_compared_and_hashed_by_their_compared_fields(kind: Any) -> None:
-    one = kind(1, 2, "a", "s")
+def test_frozen_values_are_compared_and_hashed_by_their_compared_fields() -> None:
+    one = Point(1, 2, "a", "s")
 
-    assert one == kind(1, 2, "b", "s")
-    assert hash(one) == hash(kind(1, 2, "b", "s"))
-    assert one != kind(1, 3, "a", "s")
-    assert one != (1, 2, "s")
-    assert kind(1) != Tally(1)
-    assert repr(one) == f"{kind.__qualname__}(x=1, y=2, note='a')"
+    assert one == Point(1, 2, "b", "s")
+    assert hash(one) == hash(Point(1, 2, "b", "s"))
+    others: tuple[object, ...] = (Point(1, 3, "a", "s"), (1, 2, "s"), Tally(1))
+    assert one not in others
+    assert repr(one) == "Point(x=1, y=2, note='a')"
     assert replace(one, y=5).y == 5
-    assert dataclasses.asdict(kind(1)) == {"x": 1, "y": 0, "note": "", "secret": ""}
+    assert dataclasses.asdict(Point(1)) == {"x": 1, "y": 0, "note": "", "secret": ""}
     assert copy.deepcopy(one) == one
 
 

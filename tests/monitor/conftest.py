@@ -38,7 +38,6 @@ def ca() -> trustme.CA:
 
 @pytest.fixture
 def ca_file(ca: trustme.CA, tmp_path: Path) -> Path:
-    """The path of a file with the authority's certificate."""
     return write_ca(ca, tmp_path)
 
 

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from dispatcher.domain.alert import NotDelivered, Notice
+from dispatcher.domain.alert import Alert, NotDelivered, Notice
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.monitor.alert_checks import AlertChecks
 from dispatcher.monitor.alert_sender import AlertSender
 from dispatcher.monitor.alert_state import AlertState
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.retention import Retention
-from tests.waiting import until
+from tests.waiting import until, until_answer
 
 DLQ = "test.dlq"
 UNDECIDED_DAYS = 180
@@ -29,7 +29,6 @@ class Depth:
     messages: int | None = 0
 
     async def __call__(self) -> int:
-        """See `maintenance.dlq_depth.Depth`."""
         if self.messages is None:
             raise BrokerUnavailable("RabbitMQ's management API answers 503 to ann@example.org.")
         return self.messages
@@ -45,7 +44,6 @@ class RecordingChannel:
     refused: list[Notice] = field(default_factory=list)
 
     async def send(self, notice: Notice) -> str:
-        """See `alerts.contract.Channel`."""
         if self.failures:
             self.failures -= 1
             self.refused.append(notice)
@@ -55,31 +53,55 @@ class RecordingChannel:
 
     @property
     def phases(self) -> list[str]:
-        """The phases of the accepted notices, in order."""
         return [f"{notice.alert.kind} {notice.phase}" for notice in self.accepted]
 
 
 @dataclass(frozen=True)
 class Host:
-    """The alerting parts of one monitor, which check only when the test calls `check`."""
+    """The alerting parts of one monitor, which check only when the test asks. `channel`: its first channel."""
 
     checks: AlertChecks
-    senders: list[asyncio.Task[None]]
     state: AlertState
     store: AlertStore
+    depth: Depth
+    channel: RecordingChannel
 
-    async def check(self) -> None:
+    async def run_once(self) -> None:
         """Checks once; returns when each due notice was accepted or waits for a retry."""
         await self.checks.run_once()
         for _ in range(3):
             await asyncio.sleep(0)
 
+    async def check(self, *phases: str, messages: int | None = 0) -> list[Alert]:
+        """Checks once while the DLQ has this depth. Then the channel has accepted exactly these notices; returns their
+        alerts."""
+        self.depth.messages = messages
+        await self.run_once()
+        await accepts(self.channel, *phases)
+        return [notice.alert for notice in self.channel.accepted]
+
+    async def until_announced(self) -> Alert:
+        async def is_announced() -> bool:
+            await self.run_once()
+            return bool(self.channel.accepted)
+
+        await until_answer(is_announced)
+        return self.channel.accepted[0].alert
+
+    async def until_reconnected(self) -> None:
+        """Checks until the host has reached PostgreSQL. It then stores the notices that it sent during an outage."""
+
+        async def is_reconnected() -> bool:
+            await self.run_once()
+            return not self.state.is_alone
+
+        await until_answer(is_reconnected)
+
 
 @asynccontextmanager
 async def host(
     database_url: str,
-    depth: Depth,
-    *channels: RecordingChannel,
+    *given: RecordingChannel,
     name: str = "host-1",
     reminder_seconds: float = 3600,
     interval_seconds: float = 1,
@@ -96,6 +118,7 @@ async def host(
         idle_seconds=60,
         answer_seconds=store_seconds,
     )
+    depth, channels = Depth(), given or (RecordingChannel(),)
     state = AlertState(store)
     checks = AlertChecks(
         DLQ,
@@ -108,13 +131,11 @@ async def host(
         reminder_seconds=reminder_seconds,
         providers=["smtp"],
     )
-    senders = [
-        AlertSender(channel, checks, state, reminder_seconds=reminder_seconds, first_wait_seconds=0.001)
-        for channel in channels
-    ]
+    options: dict[str, float] = {"reminder_seconds": reminder_seconds, "first_wait_seconds": 0.001}
+    senders = [AlertSender(channel, checks, state, **options) for channel in channels]
     tasks = [asyncio.create_task(sender.run()) for sender in senders]
     try:
-        yield Host(checks, tasks, state, store)
+        yield Host(checks, state, store, depth, channels[0])
     finally:
         for task in tasks:
             task.cancel()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
+import socket
 import socketserver
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,9 +16,15 @@ from typing import Any, Final
 
 import orjson
 import trustme
+from standardwebhooks.webhooks import Webhook as Verifier
 
 SECRET: Final = "whsec_" + base64.b64encode(b"0123456789abcdefghijklmnopqrstuv").decode()
-FRESH_SECONDS: Final = 300
+
+
+def _with_tls(plain: socket.socket, ca: trustme.CA, *names: str) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert(*names).configure_cert(context)
+    return context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +34,19 @@ class Posted:
     path: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
-    arrived_at: float
 
     @property
     def json(self) -> Any:
-        """The body, decoded from JSON."""
         return orjson.loads(self.body)
 
     @property
     def data(self) -> Any:
-        """The field `data` of the body."""
         return self.json["data"]
 
     @property
     def is_signed(self) -> bool:
-        """Whether the request has a valid and recent signature by https://www.standardwebhooks.com."""
-        key = base64.b64decode(SECRET.removeprefix("whsec_"))
-        stamp = self.headers["webhook-timestamp"]
-        signed = b".".join([self.headers["webhook-id"].encode(), stamp.encode(), self.body])
-        expected = "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
-        is_fresh = abs(time.time() - int(stamp)) < FRESH_SECONDS
-        return is_fresh and hmac.compare_digest(expected, self.headers["webhook-signature"])
+        """Whether the request has a valid and recent signature by https://www.standardwebhooks.com; raises if not."""
+        return bool(Verifier(SECRET).verify(self.body.decode(), dict(self.headers)))
 
 
 class Receiver(ThreadingHTTPServer):
@@ -61,9 +57,7 @@ class Receiver(ThreadingHTTPServer):
 
     def __init__(self, ca: trustme.CA, *names: str) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        ca.issue_cert(*names).configure_cert(context)
-        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.socket = _with_tls(self.socket, ca, *names)
         self.posted: list[Posted] = []
         self.statuses: list[int] = []
         self.status_of: Callable[[Posted], int] = lambda _: 204
@@ -84,11 +78,10 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Records the request, and answers."""
         server = self.server
         body = self.rfile.read(int(self.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        posted = Posted(self.path, headers, body, time.monotonic())
+        posted = Posted(self.path, headers, body)
         server.posted.append(posted)
         server.released.wait(20)
         status = server.statuses.pop(0) if server.statuses else server.status_of(posted)
@@ -111,11 +104,9 @@ class RawReceiver(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, ca: trustme.CA, answer: Callable[[], Iterable[bytes]], *names: str) -> None:
+    def __init__(self, ca: trustme.CA, answer: Callable[[], Iterable[bytes]]) -> None:
         super().__init__(("127.0.0.1", 0), _RawAnswer)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        ca.issue_cert(*names).configure_cert(context)
-        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.socket = _with_tls(self.socket, ca, "127.0.0.1")
         self.answer = answer
 
     @property
@@ -127,7 +118,6 @@ class _RawAnswer(socketserver.BaseRequestHandler):
     server: RawReceiver
 
     def handle(self) -> None:
-        """Reads the beginning of a request, and answers."""
         with suppress(OSError):  # the client may close the connection at any time
             self.request.recv(65536)
             for octets in self.server.answer():
@@ -137,34 +127,33 @@ class _RawAnswer(socketserver.BaseRequestHandler):
 
 
 @contextmanager
+def serving(server: socketserver.BaseServer, released: threading.Event) -> Iterator[None]:
+    """Answers requests in a thread during the block, after which no request waits for `released`."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        released.set()
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
 def receiving_raw(ca: trustme.CA, answer: Callable[[], Iterable[bytes]]) -> Iterator[RawReceiver]:
     """Runs a raw receiver for 127.0.0.1 during the block."""
-    with RawReceiver(ca, answer, "127.0.0.1") as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with RawReceiver(ca, answer) as server, serving(server, threading.Event()):
+        yield server
 
 
 @contextmanager
 def receiving(ca: trustme.CA, *names: str) -> Iterator[Receiver]:
     """Runs a receiver during the block. Its certificate is for these host names."""
-    with Receiver(ca, *names) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.released.set()
-            server.shutdown()
-            thread.join()
+    with Receiver(ca, *names) as server, serving(server, server.released):
+        yield server
 
 
 def write_ca(ca: trustme.CA, folder: Path) -> Path:
-    """Writes the authority's certificate to a file."""
     path = folder / "ca.pem"
     ca.cert_pem.write_to_path(path)
     return path

@@ -51,7 +51,6 @@ def channel_to(url: str, ca_file: Path, resolver: Resolver | None = None, **opti
 
 
 def named(receiver: Receiver, host: str = "alerts.example.com") -> str:
-    """A URL of the receiver with a host name."""
     return f"https://{host}:{receiver.server_port}/x"
 
 
@@ -81,16 +80,17 @@ async def test_a_notice_arrives_complete_and_signed(receiver: Receiver, ca_file:
     }
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 401, 404, 410, 429, 500, 503])
 async def test_any_status_but_2xx_is_not_delivered_and_no_redirect_is_followed(
-    receiver: Receiver, ca_file: Path, notice: Notice, status: int
+    receiver: Receiver, ca_file: Path, notice: Notice
 ) -> None:
-    receiver.statuses = [status]
+    statuses = (301, 302, 307, 308, 400, 401, 404, 410, 429, 500, 503)
+    receiver.statuses = list(statuses)
 
-    with pytest.raises(NotDelivered, match=f"the receiver answered {status}"):
-        await channel_to(receiver.url, ca_file).send(notice)
+    for status in statuses:
+        with pytest.raises(NotDelivered, match=f"the receiver answered {status}"):
+            await channel_to(receiver.url, ca_file).send(notice)
 
-    assert len(receiver.posted) == 1
+    assert len(receiver.posted) == len(statuses)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,6 @@ HINTS = b"HTTP/1.1 103 Early Hints\r\n" + b"link: x\r\n" * 600 + b"\r\n"
 
 
 def head_of(octets: int) -> bytes:
-    """The head of a response that has this length."""
     return DONE[:-2] + b"x: ".ljust(octets - len(DONE) - 2, b"x") + b"\r\n\r\n"
 
 
@@ -222,7 +221,7 @@ async def test_a_certificate_for_another_name_or_of_an_untrusted_authority_is_re
 
 async def test_a_silent_receiver_fails_at_the_total_deadline(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
     receiver.released.clear()
-    seconds = 1.0
+    seconds = 0.1
     while not receiver.posted and seconds < DEADLINE_SECONDS:  # until the request was received in time
         seconds *= 2
         overtime = Overtime(asyncio.get_running_loop().time() + seconds)
@@ -273,7 +272,6 @@ TO = ("ops@example.com", "night@example.com")
 
 @pytest.fixture
 def tls(ca: trustme.CA) -> ssl.SSLContext:
-    """The server's TLS context."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     return context
@@ -355,16 +353,14 @@ async def test_the_other_recipients_get_the_notice_if_one_is_refused(sink: SmtpS
     assert "@" not in fault.value.reason
 
 
-@pytest.mark.parametrize("step", [Step.CONNECT, Step.MAIL, Step.RCPT, Step.DATA, Step.END])
-async def test_a_refusal_is_not_delivered_and_the_servers_text_is_left_out(
-    sink: SmtpSink, notice: Notice, step: Step
-) -> None:
-    sink.behaviour.script = {step: "554 5.7.1 no, ops@example.com"}
+async def test_a_refusal_is_not_delivered_and_the_servers_text_is_left_out(sink: SmtpSink, notice: Notice) -> None:
+    for step in (Step.CONNECT, Step.MAIL, Step.RCPT, Step.DATA, Step.END):
+        sink.behaviour.script = {step: "554 5.7.1 no, ops@example.com"}
 
-    with pytest.raises(NotDelivered) as fault:
-        await mail_to(sink.port).send(notice)
+        with pytest.raises(NotDelivered) as fault:
+            await mail_to(sink.port).send(notice)
 
-    assert "@" not in fault.value.reason
+        assert "@" not in fault.value.reason, step
 
 
 @pytest.mark.parametrize("act", [SmtpFault.HANG, SmtpFault.DRIP])
@@ -417,26 +413,19 @@ def test_unknown_facts_are_left_out_of_the_text_and_null_in_json(notice: Notice)
     assert orjson.loads(payload(blind))["data"]["count"] is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",  # noqa: S104
-        "255.255.255.255", "224.0.0.1", "198.18.0.1", "192.0.2.1", "240.0.0.1",
-        "::", "::1", "fe80::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1",
-        "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::",
-        "192.0.0.1", "192.0.0.9", "192.0.0.10", "192.0.0.170", "64:ff9b::1.1.1.1", "64:ff9b:1::1.1.1.1",
-        "::1.1.1.1", "::ffff:0:10.0.0.1", "::ffff:192.0.0.9", "fec0::1", "feff::1",
-        "192.88.99.1", "3fff::1", "3fff:fff:ffff::1", "5f00::1", "2002:c058:6301::1",
-        "2002:a00:1::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2",
-    ],
+NOT_PUBLIC = (
+    "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",  # noqa: S104
+    "255.255.255.255", "224.0.0.1", "198.18.0.1", "192.0.2.1", "240.0.0.1",
+    "::", "::1", "fe80::1", "fc00::1", "fd12::1", "ff02::1", "2001:db8::1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::",
+    "192.0.0.1", "192.0.0.9", "192.0.0.10", "192.0.0.170", "64:ff9b::1.1.1.1", "64:ff9b:1::1.1.1.1",
+    "::1.1.1.1", "::ffff:0:10.0.0.1", "::ffff:192.0.0.9", "fec0::1", "feff::1",
+    "192.88.99.1", "3fff::1", "3fff:fff:ffff::1", "5f00::1", "2002:c058:6301::1",
+    "2002:a00:1::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2",
 )  # fmt: skip
+PUBLIC = ("93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "192.0.1.1", "192.88.98.1", "2a00::1")
+
+
+@pytest.mark.parametrize("text", NOT_PUBLIC + PUBLIC)
 def test_private_and_special_addresses_are_not_public(text: str) -> None:
-    assert not is_public(ip_address(text))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "192.0.1.1", "192.88.98.1", "2a00::1"],
-)
-def test_addresses_on_the_internet_are_public(text: str) -> None:
-    assert is_public(ip_address(text))
+    assert is_public(ip_address(text)) is (text in PUBLIC)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, MutableMapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import MutableMapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,11 +13,11 @@ from uuid import UUID, uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.domain.alert import Alert, Kind, Phase, next_phase
+from dispatcher.domain.alert import Kind, Phase, next_phase
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.monitor.alert_words import summary
 from tests.broker.proxy import Proxy
-from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, Depth, Host, RecordingChannel, accepts, host
+from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, RecordingChannel, accepts, host
 from tests.store.books import Books
 from tests.store.pausing import pause, resume
 from tests.waiting import until, until_answer
@@ -45,57 +43,11 @@ def test_the_phase_of_the_next_notice(is_firing: bool, notice_age_seconds: float
     assert next_phase(is_firing=is_firing, notice_age_seconds=notice_age_seconds, reminder_seconds=60) is phase
 
 
-@dataclass(frozen=True)
-class Watch:
-    """A monitor, its channel, and the depth of the DLQ that the monitor finds."""
-
-    host: Host
-    channel: RecordingChannel
-    depth: Depth
-
-    async def check(self, *phases: str, messages: int | None = 0) -> list[Alert]:
-        """Checks once while the DLQ has this depth. Then the channel has accepted exactly these notices; returns their
-        alerts."""
-        self.depth.messages = messages
-        await self.host.check()
-        await accepts(self.channel, *phases)
-        return [notice.alert for notice in self.channel.accepted]
-
-    async def until_announced(self) -> Alert:
-        """Checks until an alert is announced; returns it."""
-
-        async def is_announced() -> bool:
-            await self.host.check()
-            return bool(self.channel.accepted)
-
-        await until_answer(is_announced)
-        return self.channel.accepted[0].alert
-
-    async def until_reconnected(self) -> None:
-        """Checks until the host has reached PostgreSQL. It then stores the notices that it sent during an outage."""
-
-        async def is_reconnected() -> bool:
-            await self.host.check()
-            return not self.host.state.is_alone
-
-        await until_answer(is_reconnected)
-
-
-@asynccontextmanager
-async def watching(database_url: str, channel: RecordingChannel | None = None, **options: Any) -> AsyncIterator[Watch]:
-    """Runs a monitor during the block. The end of the block has the effect of SIGKILL."""
-    channel, depth = channel or RecordingChannel(), Depth(0)
-    async with host(database_url, depth, channel, **options) as one:
-        yield Watch(one, channel, depth)
-
-
 async def announced_in_table(books: Books, count: int) -> None:
-    """Waits until the table contains this number of announced alerts."""
     await until(lambda: books.count("alert_told") == count)
 
 
 def insert_failed(books: Books, correlation_id: str | None, *, age: timedelta, due: bool = False) -> UUID:
-    """Inserts an email that failed `age` ago."""
     at = datetime.now(UTC) - age
     email_id = UUID(int=lowest_id_at(at).int + secrets.randbits(60))
     books.connection.execute(
@@ -109,9 +61,8 @@ def insert_failed(books: Books, correlation_id: str | None, *, age: timedelta, d
 @pytest.fixture
 def due(books: Books) -> UUID:
     """An email whose message is published and that no worker has leased."""
-    email_id = uuid4()
-    insert = "insert into email_log (email_id, tenant_id, message_key) values (%s, 't', %s)"
-    books.connection.execute(insert, [email_id, uuid4().hex])
+    email_id = books.enqueue_one(tenant_id="t")
+    books.change(email_id, publish_due_at=None)
     return email_id
 
 
@@ -123,7 +74,7 @@ def insert_provider_state(books: Books, state: str, reason: str, until_at: str |
 
 
 async def test_an_alert_is_raised_once_and_resolved_once(tables_url: str, books: Books) -> None:
-    async with watching(tables_url) as one:
+    async with host(tables_url) as one:
         await one.check()
         await one.check(RAISED, messages=2)
         await announced_in_table(books, 1)
@@ -137,7 +88,7 @@ async def test_an_alert_is_raised_once_and_resolved_once(tables_url: str, books:
 
 
 async def test_a_reminder_is_sent_after_the_reminder_interval(tables_url: str) -> None:
-    async with watching(tables_url, reminder_seconds=0) as one:
+    async with host(tables_url, reminder_seconds=0) as one:
         await one.check(RAISED, messages=2)
         first, second = await one.check(RAISED, "dead_letters reminded", messages=2)
 
@@ -145,10 +96,10 @@ async def test_a_reminder_is_sent_after_the_reminder_interval(tables_url: str) -
 
 
 async def test_a_restarted_monitor_repeats_no_notice(tables_url: str, books: Books) -> None:
-    async with watching(tables_url) as one:
+    async with host(tables_url) as one:
         await one.check(RAISED, messages=2)
         await announced_in_table(books, 1)
-    async with watching(tables_url, one.channel) as again:
+    async with host(tables_url, one.channel) as again:
         await again.check(RAISED, messages=2)
         first, second = await again.check(RAISED, RESOLVED, messages=0)
 
@@ -158,32 +109,33 @@ async def test_a_restarted_monitor_repeats_no_notice(tables_url: str, books: Boo
 async def test_one_of_several_hosts_alerts_and_another_takes_over_from_a_dead_one(
     tables_url: str, books: Books
 ) -> None:
-    async with watching(tables_url, name="a") as first:
+    async with host(tables_url, name="a") as first:
         await first.check(RAISED, messages=2)
         await announced_in_table(books, 1)
         # Host b sends nothing: it is not the alerting host, or it finds the notice of host a in the database.
-        async with watching(tables_url, name="b") as second:
+        async with host(tables_url, name="b") as second:
             await second.check(messages=2)
-    async with watching(tables_url, name="c") as third:
+    async with host(tables_url, name="c") as third:
         await third.until_announced()
 
     assert third.channel.phases == [RESOLVED]
 
 
 async def test_another_host_alerts_at_once_after_an_orderly_stop(tables_url: str, books: Books) -> None:
-    async with watching(tables_url, name="a") as first, watching(tables_url, name="b") as second:
+    async with host(tables_url, name="a") as first, host(tables_url, name="b") as second:
         await first.check(RAISED, messages=1)
         await announced_in_table(books, 1)
-        await first.host.store.leave()
+        await first.store.leave()
         await second.check(messages=1)
 
-        assert second.host.checks.alerts
+        assert second.checks.alerts
 
 
 async def test_a_failing_channel_is_retried_and_delays_no_other(tables_url: str) -> None:
     failing, working = RecordingChannel("failing", failures=3), RecordingChannel("working")
-    async with host(tables_url, Depth(1), failing, working) as one:
-        await one.check()
+    async with host(tables_url, failing, working) as one:
+        one.depth.messages = 1
+        await one.run_once()
         await accepts(working, RAISED)
         await accepts(failing, RAISED)
 
@@ -192,22 +144,22 @@ async def test_a_failing_channel_is_retried_and_delays_no_other(tables_url: str)
 
 
 async def test_a_channel_that_sent_no_raise_sends_no_resolution(tables_url: str) -> None:
-    refusing, depth = RecordingChannel("refusing", failures=1_000_000), Depth(1)
-    working = RecordingChannel("working")
-    async with host(tables_url, depth, refusing, working) as one:
-        await one.check()
+    refusing, working = RecordingChannel("refusing", failures=1_000_000), RecordingChannel("working")
+    async with host(tables_url, refusing, working) as one:
+        one.depth.messages = 1
+        await one.run_once()
         await until(lambda: refusing.refused)
-        depth.messages = 0
-        await one.check()
+        one.depth.messages = 0
+        await one.run_once()
         await accepts(working, RAISED, RESOLVED)
         refusing.failures = 0
-        await one.check()
+        await one.run_once()
 
     assert RESOLVED not in refusing.phases
 
 
 async def test_a_failed_probe_raises_its_own_alert_and_resolves_none(tables_url: str) -> None:
-    async with watching(tables_url) as one:
+    async with host(tables_url) as one:
         await one.check(RAISED, messages=2)
         _, failed = await one.check(RAISED, "probe_failed raised", messages=None)
         await one.check(RAISED, "probe_failed raised", "probe_failed resolved", messages=2)
@@ -220,7 +172,7 @@ async def test_the_oldest_emails_are_named_without_addresses(tables_url: str, bo
     for number in range(12):
         insert_failed(books, f"order-{number}", age=timedelta(hours=20 - number))
 
-    async with watching(tables_url) as one:
+    async with host(tables_url) as one:
         (alert,) = await one.check(RAISED, messages=13)
 
     assert alert.oldest_age_seconds == pytest.approx(21 * 3600, abs=60)
@@ -236,7 +188,7 @@ async def test_undecided_emails_about_to_lose_their_content_raise_an_alert_until
         "insert into email_content (email_id, sender, recipients, subject) "
         "select email_id, 'shop@example.com', '{}', 'Hello' from email_log"
     )
-    async with watching(tables_url) as one:
+    async with host(tables_url) as one:
         (alert,) = await one.check("undecided_expiring raised")
         books.connection.execute("update email_log set status = 'sent' where email_id = %s", [email_id])
         await one.check("undecided_expiring raised", "undecided_expiring resolved")
@@ -247,7 +199,7 @@ async def test_undecided_emails_about_to_lose_their_content_raise_an_alert_until
 async def test_nothing_sent_is_raised_with_its_reason_until_an_email_is_sent(
     tables_url: str, books: Books, due: UUID
 ) -> None:
-    async with watching(tables_url, **SOON) as one:
+    async with host(tables_url, **SOON) as one:
         alert = await one.until_announced()
         books.connection.execute("update email_log set status = 'sent'")
         await one.check("nothing_sent raised", "nothing_sent resolved")
@@ -265,7 +217,7 @@ async def test_what_an_operator_paused_raises_no_alert_and_does_after_the_end(
     if scope == "provider":
         insert_provider_state(books, "half_open", "connection_failed")
     pause(books.connection, scope, name)
-    async with watching(tables_url, **SOON) as one:
+    async with host(tables_url, **SOON) as one:
         give_up_at = time.monotonic() + 3 * SOON["after_seconds"]
         while time.monotonic() < give_up_at:
             await one.check()
@@ -278,9 +230,9 @@ async def test_what_an_operator_paused_raises_no_alert_and_does_after_the_end(
 async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_url: str, books: Books) -> None:
     pause(books.connection, "tenant", "acme")
     pause(books.connection, "lane", "bulk", seconds=7200)
-    async with watching(tables_url, reminder_seconds=3600) as one:
+    async with host(tables_url, reminder_seconds=3600) as one:
         await one.check()
-        assert one.host.checks.alerts[Kind.PAUSED].is_firing is False
+        assert one.checks.alerts[Kind.PAUSED].is_firing is False
         books.connection.execute("update pause set began_at = began_at - interval '61 minutes'")
         await one.check("paused raised")
         resume(books.connection)
@@ -294,9 +246,9 @@ async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_ur
 async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(
     tables_url: str, books: Books, due: UUID
 ) -> None:
-    async with watching(tables_url) as one:
+    async with host(tables_url) as one:
         await one.check()
-        assert one.host.checks.alerts[Kind.IMPOSSIBLE_EVENTS].is_firing is False
+        assert one.checks.alerts[Kind.IMPOSSIBLE_EVENTS].is_firing is False
         books.connection.execute(
             "insert into email_event (email_id, event_key, provider, kind, doubt, happened_at) "
             "select email_id, number::text::bytea, reporter, 'delivered', 'impossible', now() from email_log, "
@@ -314,7 +266,7 @@ async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(
 
 
 async def test_emails_sent_at_intervals_raise_no_alert(tables_url: str, books: Books, due: UUID) -> None:
-    async with watching(tables_url, after_seconds=0.5) as one:
+    async with host(tables_url, after_seconds=0.5) as one:
         give_up_at = time.monotonic() + 1.5
         while time.monotonic() < give_up_at:
             await one.check()
@@ -327,19 +279,19 @@ async def test_emails_sent_at_intervals_raise_no_alert(tables_url: str, books: B
 async def test_a_short_state_raises_no_alert_and_a_new_monitor_resolves_none(
     tables_url: str, books: Books, due: UUID
 ) -> None:
-    async with watching(tables_url, **SOON) as one:
+    async with host(tables_url, **SOON) as one:
         await one.until_announced()
         await announced_in_table(books, 1)
-    async with watching(tables_url, one.channel, after_seconds=3600) as again:
+    async with host(tables_url, one.channel, after_seconds=3600) as again:
         await again.check("nothing_sent raised")
         await again.check("nothing_sent raised")
 
-        assert Kind.NOTHING_SENT not in again.host.checks.alerts
+        assert Kind.NOTHING_SENT not in again.checks.alerts
 
 
 async def test_an_unusable_provider_raises_an_alert_until_it_is_usable(tables_url: str, books: Books) -> None:
     insert_provider_state(books, "open", "SMTP refuses our credentials.", str(datetime.now(UTC) + timedelta(minutes=1)))
-    async with watching(tables_url, **SOON) as one:
+    async with host(tables_url, **SOON) as one:
         alert = await one.until_announced()
         books.connection.execute("update provider_state set state = 'closed'")
         await one.check("provider_unusable raised", "provider_unusable resolved")
@@ -351,13 +303,13 @@ async def test_an_unusable_provider_raises_an_alert_until_it_is_usable(tables_ur
 
 
 async def test_a_vanished_host_raises_an_alert_and_an_orderly_stop_does_not(tables_url: str) -> None:
-    async with watching(tables_url, name="orderly") as orderly, watching(tables_url, name="lost") as lost:
+    async with host(tables_url, name="orderly") as orderly, host(tables_url, name="lost") as lost:
         await orderly.check()
         await lost.check()
-        await orderly.host.store.leave()
-    async with watching(tables_url, name="watching", interval_seconds=0.01, **SOON) as one:
+        await orderly.store.leave()
+    async with host(tables_url, name="watching", interval_seconds=0.01, **SOON) as one:
         alert = await one.until_announced()
-        async with watching(tables_url, name="lost") as back:
+        async with host(tables_url, name="lost") as back:
             await back.check()
             await one.check("host_vanished raised", "host_vanished resolved")
 
@@ -371,21 +323,21 @@ async def test_a_name_that_two_hosts_share_for_a_while_is_logged_once(tables_url
 
     with capture_logs() as logs:
         async with (
-            host(tables_url, Depth(0), name="alerting", after_seconds=0.2, interval_seconds=0.01) as alerting,
-            host(tables_url, Depth(0), name="alone") as alone,
-            host(tables_url, Depth(0), name="twin") as one,
-            host(tables_url, Depth(0), name="twin") as other,
+            host(tables_url, name="alerting", after_seconds=0.2, interval_seconds=0.01) as alerting,
+            host(tables_url, name="alone") as alone,
+            host(tables_url, name="twin") as one,
+            host(tables_url, name="twin") as other,
         ):
             for each in (alerting, alone, one, other):
-                await each.check()
+                await each.run_once()
 
             async def is_logged() -> bool:
-                await alerting.check()
+                await alerting.run_once()
                 return bool(shared_names(logs))
 
             assert not shared_names(logs)
             await until_answer(is_logged)
-            await alerting.check()
+            await alerting.run_once()
 
     assert shared_names(logs) == ["twin"]
 
@@ -393,7 +345,7 @@ async def test_a_name_that_two_hosts_share_for_a_while_is_logged_once(tables_url
 async def test_dead_letters_that_do_not_reach_the_queue_raise_an_alert(tables_url: str, books: Books) -> None:
     insert_failed(books, "order-1", age=timedelta(minutes=5), due=True)
 
-    async with watching(tables_url) as one:
+    async with host(tables_url) as one:
         (alert,) = await one.check("dead_letters_unpublished raised")
 
     assert alert.oldest_age_seconds == pytest.approx(300, abs=60)
@@ -404,8 +356,8 @@ async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_
 ) -> None:
     async with (
         Proxy(tables_url) as proxy,
-        watching(proxy.url, name="a", store_seconds=STORE_SECONDS) as first,
-        watching(proxy.url, name="b", store_seconds=STORE_SECONDS) as second,
+        host(proxy.url, name="a", store_seconds=STORE_SECONDS) as first,
+        host(proxy.url, name="b", store_seconds=STORE_SECONDS) as second,
     ):
         both = (first, second)
         for one in both:
@@ -420,7 +372,7 @@ async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_
         await announced_in_table(books, 1)
         for one in both:
             one.depth.messages = 0
-            await one.host.check()
+            await one.run_once()
         await announced_in_table(books, 0)
 
     assert sorted(phase for one in both for phase in one.channel.phases) == [RAISED, RAISED, RESOLVED]
@@ -429,7 +381,7 @@ async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_
 async def test_an_alert_that_ends_while_postgresql_is_unreachable_is_resolved_later(
     tables_url: str, books: Books
 ) -> None:
-    async with Proxy(tables_url) as proxy, watching(proxy.url, store_seconds=STORE_SECONDS) as one:
+    async with Proxy(tables_url) as proxy, host(proxy.url, store_seconds=STORE_SECONDS) as one:
         await one.check(RAISED, messages=1)
         await one.until_reconnected()
         await announced_in_table(books, 1)

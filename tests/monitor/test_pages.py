@@ -10,10 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import orjson
-import psycopg
 import pytest
 
-from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.config.values import Listener
@@ -21,7 +19,7 @@ from dispatcher.dev.servers import Servers
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.web_server import WebServer
 from dispatcher.monitor.pages import pages_of, poll_of_queues
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import Pool, make_pool, session
 from dispatcher.store.figures import count_for_monitor
 from dispatcher.telemetry import metric_files
 from tests.store.books import Books
@@ -30,13 +28,10 @@ from tests.waiting import until, until_answer
 
 
 class Monitor:
-    """A client of a monitor's web server."""
-
     def __init__(self, server: WebServer) -> None:
         self._server = server
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Requests a page; returns its status and body."""
         await until(lambda: self._server.address is not None)
         assert self._server.address is not None
         reader, writer = await asyncio.open_connection(self._server.address.host, self._server.address.port)
@@ -55,7 +50,6 @@ class Monitor:
         return None if b"has not answered yet" in body else names
 
     async def metrics(self) -> dict[str, float]:
-        """All samples of /metrics, by name."""
         status, body = await self.get("/metrics")
         assert status == 200
         return parsed(body.decode())
@@ -64,29 +58,23 @@ class Monitor:
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology, tmp_path: Path) -> Settings:
     environ = {"DATABASE_URL": tables_url, "AMQP_URL": servers.amqp_url, "EXCHANGE": topology.exchange}
-    environ |= {
-        "QUEUE": topology.queue,
-        "DLQ": topology.dlq,
-        "RUN_DIR": str(tmp_path),
-        "METRICS_ADDRESS": "127.0.0.1:0",
-    }
+    environ |= {"QUEUE": topology.queue, "DLQ": topology.dlq, "RUN_DIR": str(tmp_path)}
+    environ |= {"METRICS_ADDRESS": "127.0.0.1:0"}
     return load({f"DISPATCHER_{name}": value for name, value in environ.items()})
 
 
 @asynccontextmanager
 async def monitoring(settings: Settings) -> AsyncIterator[Monitor]:
-    pool = make_pool(settings.database_url, name="monitor", size=1)
-    await pool.open()
     queues = poll_of_queues(settings)
-    tasks = [queues, *pages_of(settings, pool, ProcessTable([]), queues)]
-    running = [asyncio.create_task(task.run()) for task in tasks]
-    try:
-        yield Monitor(next(task for task in tasks if isinstance(task, WebServer)))
-    finally:
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await pool.close()
+    async with make_pool(settings.database_url, name="monitor", size=1) as pool:
+        tasks = [queues, *pages_of(settings, pool, ProcessTable([]), queues)]
+        running = [asyncio.create_task(task.run()) for task in tasks]
+        try:
+            yield Monitor(next(task for task in tasks if isinstance(task, WebServer)))
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 async def test_a_host_without_workers_fails_the_consumers_check(settings: Settings, books: Books) -> None:
@@ -109,30 +97,17 @@ async def test_a_host_without_workers_fails_the_consumers_check(settings: Settin
     assert len([name for name in samples if name.startswith("dispatcher_build_info")]) == 1
 
 
-async def test_a_deleted_queue_fails_the_topology_check(
-    settings: Settings, servers: Servers, topology: Topology
+async def test_a_missing_queue_fails_the_topology_check_and_a_database_without_tables_the_schema_check(
+    settings: Settings, topology: Topology, empty_database_url: str
 ) -> None:
-    async with await open_connection(servers.amqp_url, name="test") as connection:
-        channel = await connection.open_channel()
-        await channel.call(channel.raw.queue_delete, queue=topology.dlq)
-
-    async with monitoring(settings) as monitor:
+    faulty = replace(settings, database_url=empty_database_url, dlq=f"{topology.dlq}.missing")
+    async with monitoring(faulty) as monitor:
         failing = await until_answer(monitor.failing)
         samples = await monitor.metrics()
 
-    assert failing == ["topology"]
-    assert not [name for name in samples if name.startswith("dispatcher_queue_messages")]
-
-
-async def test_a_database_without_tables_fails_the_schema_check(
-    settings: Settings, empty_database_url: str, topology: Topology
-) -> None:
-    async with monitoring(replace(settings, database_url=empty_database_url)) as monitor:
-        failing = await until_answer(monitor.failing)
-        samples = await monitor.metrics()
-
-    assert failing == ["schema", "consumers"]
-    assert not [name for name in samples if name.startswith("dispatcher_current_emails")]
+    assert failing == ["schema", "topology"]
+    names = ("dispatcher_queue_messages", "dispatcher_current_emails")
+    assert not [name for name in samples if name.startswith(names)]
 
 
 async def test_an_unreachable_server_is_reported_without_the_servers_text(settings: Settings) -> None:
@@ -160,19 +135,15 @@ def test_without_an_address_nothing_is_polled_or_served(settings: Settings) -> N
     assert pages_of(silent, pool, ProcessTable([]), poll_of_queues(silent)) == []
 
 
-async def test_a_partly_covered_hour_counts_by_that_part(settings: Settings, tables_url: str) -> None:
+async def test_a_partly_covered_hour_counts_by_that_part(pool: Pool, books: Books) -> None:
     now = datetime.now(UTC)
     this_hour = now.replace(minute=0, second=0, microsecond=0)
-    rows = [(this_hour, 60), (this_hour - timedelta(hours=1), 600), (this_hour - timedelta(hours=30), 5000)]
-    with psycopg.connect(tables_url) as connection:
-        for hour, count in rows:
-            connection.execute(
-                "insert into email_hourly (hour, provider, outcome, slot, email_count)"
-                " values (%s, 'smtp', 'accepted', 'a', %s)",
-                (hour, count),
-            )
-    async with await psycopg.AsyncConnection.connect(tables_url, autocommit=True) as session:
-        stock = await count_for_monitor(session)
+    insert = "insert into email_hourly values (%s, 'smtp', 'accepted', 'a', %s)"
+    for hours, count in ((0, 60), (1, 600), (30, 5000)):
+        books.connection.execute(insert, [this_hour - timedelta(hours=hours), count])
+
+    async with session(pool) as opened:
+        stock = await count_for_monitor(opened)
 
     past = (now - this_hour).total_seconds() / 3600
     assert stock.sent_last_hour == pytest.approx(60 + 600 * (1 - past), abs=5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,17 +15,17 @@ from dispatcher.broker.management import Management
 from dispatcher.broker.topology import FoundQueue, Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
-from dispatcher.errors import BrokerUnavailable, StoreUnavailable, TopologyError
+from dispatcher.errors import BrokerUnavailable, StoreUnavailable
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.monitor.dlq_depth import by_management, depth_of_dlq
 from dispatcher.monitor.samples import SAMPLE_SECONDS, HostReporting, MinuteSampling
 from dispatcher.store.alerts import AlertStore
-from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.connections import Pool, session
 from dispatcher.store.figures import count_for_monitor, list_workers, measure_latency
 from dispatcher.store.retention import Retention
 from dispatcher.store.samples import QueueDepth, list_samples
 from tests.broker.rabbit import Rabbit
-from tests.monitor.hosts import Depth, RecordingChannel, host
+from tests.monitor.hosts import host
 from tests.providers.listeners import listening
 from tests.store.books import Books
 from tests.store.damaged_rows import insert_damaged
@@ -43,30 +44,21 @@ def settings(tables_url: str) -> Settings:
     return settings_of(DATABASE_URL=tables_url, AMQP_URL="amqp://unused.invalid", **lanes)
 
 
-@pytest.fixture
-async def monitor_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """A monitor's session pool."""
-    opened = make_pool(tables_url, name="monitor", size=1)
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
 def alert_store(tables_url: str) -> AlertStore:
     retention = Retention(30, 400, 0, 0, 180)
     return AlertStore(tables_url, queue="dead", holder="host-1:x", host="host-1", retention=retention, idle_seconds=60)
 
 
 async def test_a_sample_has_the_queues_by_lane_and_the_counts_by_status(
-    settings: Settings, monitor_pool: Pool, books: Books
+    settings: Settings, pool: Pool, books: Books
 ) -> None:
     books.enqueue(3)
     queues = {"send": FoundQueue(5, 2), "send.bulk": FoundQueue(6, 2), "dead": FoundQueue(7, 0)}
 
-    seconds = await MinuteSampling(monitor_pool, settings, lambda: queues).run_once()
-    await MinuteSampling(monitor_pool, settings, lambda: None).run_once()  # another host, a moment later
+    seconds = await MinuteSampling(pool, settings, lambda: queues).run_once()
+    await MinuteSampling(pool, settings, lambda: None).run_once()  # another host, a moment later
 
-    (sample,) = await list_samples(monitor_pool, 60)
+    (sample,) = await list_samples(pool, 60)
     assert sample.emails["pending"] == 3
     assert sample.queues == {"normal": QueueDepth(5, 2), "bulk": QueueDepth(6, 2), "dlq": QueueDepth(7, 0)}
     assert sample.oldest_pending_seconds is not None
@@ -74,14 +66,14 @@ async def test_a_sample_has_the_queues_by_lane_and_the_counts_by_status(
     assert SAMPLE_SECONDS <= seconds <= 60, "the next is later if PostgreSQL answers slowly"
 
 
-async def test_without_rabbitmq_a_sample_has_no_queues(settings: Settings, monitor_pool: Pool) -> None:
-    await MinuteSampling(monitor_pool, settings, lambda: None).run_once()
+async def test_without_rabbitmq_a_sample_has_no_queues(settings: Settings, pool: Pool) -> None:
+    await MinuteSampling(pool, settings, lambda: None).run_once()
 
-    assert [sample.queues for sample in await list_samples(monitor_pool, 60)] == [None]
+    assert [sample.queues for sample in await list_samples(pool, 60)] == [None]
 
 
 async def test_a_monitor_reports_its_hosts_processes_until_it_stops_in_an_orderly_way(
-    tables_url: str, monitor_pool: Pool, books: Books
+    tables_url: str, pool: Pool, books: Books
 ) -> None:
     table = ProcessTable(["worker", "relay"])
     slot = table.take_slot("worker", 3)
@@ -90,7 +82,7 @@ async def test_a_monitor_reports_its_hosts_processes_until_it_stops_in_an_orderl
     slot.mark_up()
     slot.note_restart()
 
-    await HostReporting(monitor_pool, table.statuses, slot.commit, holder="host-1:x", host="host-1").run_once()
+    await HostReporting(pool, table.statuses, slot.commit, holder="host-1:x", host="host-1").run_once()
     (row,) = books.select("select * from host_presence")
     await alert_store(tables_url).leave()
 
@@ -102,11 +94,11 @@ async def test_a_monitor_reports_its_hosts_processes_until_it_stops_in_an_orderl
 
 
 async def test_a_monitor_waits_for_a_commit_while_postgresql_can_be_read_but_not_written(
-    monitor_pool: Pool, books: Books
+    pool: Pool, books: Books
 ) -> None:
     table = ProcessTable(["monitor"])
     slot = table.take_slot("monitor", 0)
-    reporting = HostReporting(monitor_pool, table.statuses, slot.commit, holder="host-1:x", host="host-1")
+    reporting = HostReporting(pool, table.statuses, slot.commit, holder="host-1:x", host="host-1")
     waits: list[float] = []
     with disk_full(books.connection, "insert or update on host_presence"):
         for _ in range(2):
@@ -122,17 +114,14 @@ async def test_a_monitor_waits_for_a_commit_while_postgresql_can_be_read_but_not
 
 
 async def test_a_check_leaves_its_result_and_the_active_alerts_for_the_page(tables_url: str, books: Books) -> None:
-    depth = Depth(3)
-    async with host(tables_url, depth, RecordingChannel()) as monitor:
-        await monitor.check()
-        (found,) = books.select("select * from alert_check")
-        depth.messages = None
-        await monitor.check()
-        (blind,) = books.select("select * from alert_check")
-        depth.messages = 0
-        await monitor.check()
-        (calm,) = books.select("select * from alert_check")
+    rows = []
+    async with host(tables_url) as monitor:
+        for messages in (3, None, 0):
+            monitor.depth.messages = messages
+            await monitor.run_once()
+            rows += books.select("select * from alert_check")
 
+    found, blind, calm = rows
     assert (found["host"], found["depth"], found["fault"]) == ("host-1", 3, None)
     assert [(alert["kind"], alert["count"]) for alert in found["alerts"]] == [("dead_letters", 3)]
     assert (blind["depth"], "503" in blind["fault"], "ann@" in blind["fault"]) == (None, True, False)
@@ -140,19 +129,19 @@ async def test_a_check_leaves_its_result_and_the_active_alerts_for_the_page(tabl
 
 
 async def test_beside_damaged_rows_the_facts_for_alerts_and_the_counts_of_metrics_are_read(
-    tables_url: str, books: Books
+    tables_url: str, pool: Pool, books: Books
 ) -> None:
     insert_damaged(books)
     other = books.enqueue_one()
-    books.connection.execute("update email_log set created_at = now() - interval '1 day' where email_id = %s", [other])
+    books.change(other, created_at=datetime.now(UTC) - timedelta(days=1))
     store = alert_store(tables_url)
 
     found = await store.find()
     await store.leave()
-    async with await connect_async(tables_url, name="test monitor") as session:
-        counts = await count_for_monitor(session)
-        await measure_latency(session)
-        workers = await list_workers(session)
+    async with session(pool) as opened:
+        counts = await count_for_monitor(opened)
+        await measure_latency(opened)
+        workers = await list_workers(opened)
 
     assert found.due > 0
     assert counts.oldest_pending_seconds is not None
@@ -186,10 +175,9 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await asyncio.sleep(0.01)
 
 
-def probe_at(port: int, *, seconds: float = 5, lag_seconds: float = 0) -> Callable[[], Awaitable[int]]:
-    """A probe that uses the management API on this port."""
+def probe_at(port: int, *, seconds: float = 5) -> Callable[[], Awaitable[int]]:
     management = Management(f"http://u:p@127.0.0.1:{port}", timeout_seconds=seconds)
-    return by_management(management, "new.dlq", lag_seconds=lag_seconds)
+    return by_management(management, "new.dlq", lag_seconds=0)
 
 
 @pytest.mark.parametrize("bodies", [[FIGURES], [BARE, FIGURES]], ids=["messages of a consumer count", "asked again"])
@@ -228,12 +216,3 @@ async def test_without_the_management_api_amqp_counts_and_that_is_logged_once(
         await until_answer(counted)
 
     assert [log["event"] for log in logs] == ["dlq.depth_inexact"]
-
-
-async def test_a_deleted_queue_is_an_error_either_way(servers: Servers, topology_names: Topology) -> None:
-    by_amqp = depth_of_dlq(settings_of(AMQP_URL=servers.amqp_url, QUEUE=topology_names.queue, DLQ=topology_names.dlq))
-    by_http = by_management(Management(servers.management_url), topology_names.dlq, lag_seconds=0)
-
-    for probe in (by_amqp, by_http):
-        with pytest.raises(TopologyError, match="no queue"):
-            await probe()

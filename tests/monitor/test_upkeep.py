@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -25,7 +25,7 @@ from dispatcher.monitor.upkeep import (
     PruningService,
     RecipientSummaries,
 )
-from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.connections import connect_async
 from dispatcher.store.named_locks import named_lock
 from dispatcher.store.retention import LOCK_NAME, Retention
 from tests.store.books import Books
@@ -33,15 +33,6 @@ from tests.store.books import Books
 RETENTION: Final = Retention(30, 60, 90, 90)
 RANGE_PAGES: Final = 16
 INDEX: Final = "email_recipient_default_email_id_address_hash_domain_idx"
-
-
-@pytest.fixture
-async def pool(database_url: str) -> AsyncIterator[Pool]:
-    """A session pool for a separate database."""
-    opened = make_pool(database_url, name="monitor", size=1)
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
@@ -56,16 +47,17 @@ def books(connection: psycopg.Connection) -> Books:
 
 
 def value_of(connection: psycopg.Connection, query: str) -> Any:
-    """The single value that a query returns."""
     row = connection.execute(query.encode()).fetchone()
     assert row is not None
     return row[0]
 
 
-async def hold(stack: AsyncExitStack, database_url: str, lock_name: str) -> None:
-    """Holds a named lock in the session of another host."""
-    other = await stack.enter_async_context(await connect_async(database_url, name="other host"))
-    assert await stack.enter_async_context(named_lock(other, lock_name))
+@asynccontextmanager
+async def holding(database_url: str, lock_name: str) -> AsyncIterator[None]:
+    """Holds a named lock in the session of another host during the block."""
+    async with await connect_async(database_url, name="other host") as other, named_lock(other, lock_name) as is_ours:
+        assert is_ours
+        yield
 
 
 async def test_a_failed_part_is_logged_and_retried_and_the_others_are_done(books: Books, database_url: str) -> None:
@@ -103,34 +95,29 @@ async def test_an_unreachable_postgresql_is_retried_soon() -> None:
     assert [line["event"] for line in logs] == ["store.connection_lost"]
 
 
-async def test_one_time_codes_are_deleted_while_another_session_prunes(
-    books: Books, database_url: str, pool: Pool
-) -> None:
+async def test_one_time_codes_are_deleted_while_another_session_prunes(books: Books, database_url: str) -> None:
     books.change(books.enqueue_one(tags=["one_time_code"]), status="sent")
-    async with AsyncExitStack() as stack:
-        await hold(stack, database_url, LOCK_NAME)
-
+    async with holding(database_url, LOCK_NAME):
         assert await PruningService(database_url, RETENTION).run_once() == LOCK_WAIT_SECONDS
-        await OneTimeCodePruning(pool, RETENTION).run_once()
+        await OneTimeCodePruning(database_url, RETENTION).run_once()
 
     assert books.count("email_content") == 0
 
 
 async def test_one_relay_at_a_time_creates_the_missing_partitions(
-    connection: psycopg.Connection, database_url: str, pool: Pool
+    connection: psycopg.Connection, database_url: str
 ) -> None:
-    await Partitions(pool).run_once()  # a week may have ended since the tables were created
+    await Partitions(database_url).run_once()  # a week may have ended since the tables were created
     last = value_of(
         connection, "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'email_log'::regclass"
     )
     connection.execute(f"drop table {last}".encode())
 
     with capture_logs() as logs:
-        async with AsyncExitStack() as stack:
-            await hold(stack, database_url, Partitions.lock_name)
-            await Partitions(pool).run_once()
+        async with holding(database_url, Partitions.lock_name):
+            await Partitions(database_url).run_once()
         assert logs == []
-        await Partitions(pool).run_once()
+        await Partitions(database_url).run_once()
 
     assert [(log["event"], log["names"]) for log in logs] == [("partition.created", [last])]
 
@@ -197,7 +184,6 @@ def recipients_url(servers: Servers, template_database: str) -> Iterator[str]:
 
 @pytest.fixture
 def recipients(recipients_url: str) -> Iterator[psycopg.Connection]:
-    """A session of the database with recipients."""
     with psycopg.connect(recipients_url, autocommit=True) as connection:
         assert pages_read(connection) < 3 * RANGE_PAGES
         yield connection
@@ -229,7 +215,7 @@ async def test_summaries_are_left_for_the_next_round_while_another_session_is_at
             vacuum = stack.enter_context(psycopg.connect(recipients_url))
             vacuum.execute("lock table email_recipient_default in share update exclusive mode")
         else:
-            await hold(stack, recipients_url, RecipientSummaries.lock_name)
+            await stack.enter_async_context(holding(recipients_url, RecipientSummaries.lock_name))
         with capture_logs() as logs:
             await RecipientSummaries(recipients_url).run_once()
 

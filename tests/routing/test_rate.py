@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
@@ -19,20 +18,12 @@ from dispatcher.routing.rate import BURST_SECONDS, CHUNK_SECONDS, RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.providers import ProviderStore
+from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until
 from tests.worker.scripted import ScriptedProvider
 from tests.worker.stage_bench import VirtualLoop
 
 CEILING = 500.0
-
-
-@pytest.fixture
-async def pool(database_url: str) -> AsyncIterator[Pool]:
-    """Database sessions for two workers."""
-    opened = make_pool(database_url, name="test rate", size=2)
-    await opened.open()
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
@@ -43,22 +34,19 @@ async def store(pool: Pool) -> ProviderStore:
     return store
 
 
-def value_of(connection: psycopg.Connection, column: str) -> Any:
-    """A column of the bucket."""
-    row = connection.execute(f"select {column} from provider_rate".encode()).fetchone()  # noqa: S608
-    assert row is not None
-    return row[0]
+def value_of(books: Books, column: str) -> Any:
+    (row,) = books.select("select * from provider_rate")
+    return row[column]
 
 
-def database_clock(connection: psycopg.Connection) -> float:
-    row = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
-    assert row is not None
-    return float(row[0])
+def database_clock(books: Books) -> float:
+    (row,) = books.select("select extract(epoch from clock_timestamp())::float8 as seconds")
+    return float(row["seconds"])
 
 
-async def test_two_workers_together_never_exceed_the_ceiling(pool: Pool, connection: psycopg.Connection) -> None:
+async def test_two_workers_together_never_exceed_the_ceiling(pool: Pool, books: Books) -> None:
     limits = [RateLimit(ProviderStore(pool, slot=f"w{n}"), "smtp", CEILING) for n in range(2)]
-    began = database_clock(connection)
+    began = database_clock(books)
 
     async def take(limit: RateLimit, emails: int) -> None:
         for _ in range(emails):
@@ -66,12 +54,12 @@ async def test_two_workers_together_never_exceed_the_ceiling(pool: Pool, connect
 
     await asyncio.gather(*(take(limit, 150) for limit in limits))
 
-    seconds = database_clock(connection) - began
+    seconds = database_clock(books) - began
     assert CEILING * (seconds + BURST_SECONDS) >= 300
 
 
-async def test_at_most_one_burst_of_tokens_is_saved(store: ProviderStore, connection: psycopg.Connection) -> None:
-    connection.execute("update provider_rate set refilled_at = now() - interval '1 hour'")
+async def test_at_most_one_burst_of_tokens_is_saved(store: ProviderStore, books: Books) -> None:
+    books.connection.execute("update provider_rate set refilled_at = now() - interval '1 hour'")
 
     tokens, rate = await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=10_000)
 
@@ -81,35 +69,32 @@ async def test_at_most_one_burst_of_tokens_is_saved(store: ProviderStore, connec
     )
 
 
-async def test_a_clock_set_back_empties_the_bucket_but_does_not_block_it(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
+async def test_a_clock_set_back_empties_the_bucket_but_does_not_block_it(pool: Pool, books: Books) -> None:
     limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
     assert await limit.take()
-    connection.execute("update provider_rate set tokens = 0, refilled_at = now() + interval '1 hour'")
+    books.connection.execute("update provider_rate set tokens = 0, refilled_at = now() + interval '1 hour'")
 
     # The limit took a chunk of tokens before the clock was set back. This loop uses more tokens than that chunk.
     for _ in range(int(CEILING * CHUNK_SECONDS) + 1):
         assert await asyncio.wait_for(limit.take(), DEADLINE_SECONDS)
 
 
-async def test_throttling_halves_the_rate_once_and_it_recovers(
-    store: ProviderStore, connection: psycopg.Connection
-) -> None:
-
-    began = database_clock(connection)
+async def test_throttling_halves_the_rate_once_and_it_recovers(store: ProviderStore, books: Books) -> None:
+    began = database_clock(books)
     halved = [await store.halve_rate("smtp", CEILING) for _ in range(5)]
-    lasted = database_clock(connection) - began
+    lasted = database_clock(books) - began
     assert halved[0] == CEILING / 2
     assert len([rate for rate in halved if rate]) <= 1 + int(lasted), "the rate was halved twice within a second"
 
-    connection.execute("update provider_rate set per_second = %s, refilled_at = now() - interval '5 seconds'", [250.0])
-    before = value_of(connection, "refilled_at")
+    books.connection.execute(
+        "update provider_rate set per_second = %s, refilled_at = now() - interval '5 seconds'", [250.0]
+    )
+    before = value_of(books, "refilled_at")
     _, rate = await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1)
-    seconds = (value_of(connection, "refilled_at") - before).total_seconds()
+    seconds = (value_of(books, "refilled_at") - before).total_seconds()
     assert seconds >= 5
     assert rate == pytest.approx(min(CEILING, 250 + seconds * CEILING / 20))
-    connection.execute("update provider_rate set refilled_at = now() - interval '1 minute'")
+    books.connection.execute("update provider_rate set refilled_at = now() - interval '1 minute'")
     _, rate = await store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1)
     assert rate == CEILING
 
@@ -134,19 +119,17 @@ async def test_a_wait_for_a_token_ends_at_once_if_the_provider_may_not_be_tried_
         assert await asyncio.gather(*waiting) == [False] * 100
 
 
-async def test_the_rate_is_halved_when_the_pause_is_over_and_not_before(
-    pool: Pool, connection: psycopg.Connection
-) -> None:
+async def test_the_rate_is_halved_when_the_pause_is_over_and_not_before(pool: Pool, books: Books) -> None:
     limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
     await limit.take()
 
     limit.slow_down()
-    assert value_of(connection, "per_second") == CEILING
-    began = database_clock(connection)
+    assert value_of(books, "per_second") == CEILING
+    began = database_clock(books)
     await limit.take()
 
-    climbed = (database_clock(connection) - began) * CEILING / 20
-    assert CEILING / 2 <= value_of(connection, "per_second") <= CEILING / 2 + climbed
+    climbed = (database_clock(books) - began) * CEILING / 20
+    assert CEILING / 2 <= value_of(books, "per_second") <= CEILING / 2 + climbed
 
 
 async def test_cancelling_a_wait_for_a_token_does_not_affect_the_next(pool: Pool) -> None:
@@ -174,23 +157,18 @@ def test_the_window_is_limited_by_the_ceilings(ceilings: list[float | None], win
 
 
 async def test_a_worker_that_waited_for_the_bucket_does_not_refill_the_same_time_again(
-    store: ProviderStore, database_url: str, connection: psycopg.Connection
+    store: ProviderStore, tables_url: str, books: Books
 ) -> None:
-    with psycopg.connect(database_url) as other:
+    with psycopg.connect(tables_url) as other:
         other.execute("select from provider_rate for update")
         waiting = asyncio.create_task(store.take_tokens("smtp", ceiling=CEILING, burst=50, wanted=1))
-        await until(lambda: waits_for_a_lock(connection))
+        await until(lambda: books.waiting_for_a_lock("worker-1"))
         other.execute("update provider_rate set tokens = 0, refilled_at = clock_timestamp()")
-        counted_until = value_of(other, "refilled_at")
+        counted_until = value_of(Books(other), "refilled_at")
 
     await waiting
 
-    assert value_of(connection, "refilled_at") >= counted_until
-
-
-def waits_for_a_lock(connection: psycopg.Connection) -> bool:
-    waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    return connection.execute(waiting).fetchone() is not None
+    assert value_of(books, "refilled_at") >= counted_until
 
 
 class Bucket(ProviderStore):

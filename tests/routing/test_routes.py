@@ -68,7 +68,6 @@ class Scene:
         ]
 
     def fault(self, name: str) -> None:
-        """Reports a fault of the provider."""
         route = self.by_name[name]
         route.record_fault(ProviderFault(name, "bad credentials"), route.breaker.begin(), self.email())
 
@@ -92,7 +91,6 @@ class Scene:
         return self.chosen(), self.routes.room, self.routes.wait_seconds, self.routes.change_seconds
 
     def state(self, name: str) -> BreakerState:
-        """The breaker state of this provider."""
         return self.by_name[name].breaker.state
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -17,14 +18,11 @@ from typing import Any, Final
 
 from dispatcher.telemetry import log, metric_files, metrics
 
-ROOT = Path(__file__).parent.parent.parent
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
 
 
 class Process:
-    """A process that writes metrics, controlled by the test."""
-
     def __init__(self, process: ForkServerProcess, pipe: Connection[Any, Any]) -> None:
         self._process = process
         self._pipe = pipe
@@ -35,7 +33,6 @@ class Process:
         return str(self._pipe.recv())
 
     def kill(self) -> None:
-        """Kills the process with SIGKILL."""
         self._process.kill()
         self._process.join()
 
@@ -73,4 +70,21 @@ def _serve(pipe: Connection[Any, Any], folder: Path, slot: str, file_octets: int
                     metrics.BREAKERS.set(1, *amount.split())
                 case "set":
                     metrics.IN_FLIGHT.set(float(amount))
+                case "race":
+                    _race(int(amount))
             pipe.send("counts" if metrics.EMAILS.is_bound else "silent")
+
+
+def _race(labels: int) -> None:
+    """Counts new labels in four threads at the same time."""
+
+    def count(thread: int) -> None:
+        for number in range(labels):
+            metrics.THROTTLES.add(1, f"provider-{thread}-{number}")
+
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=count, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.monitor.receiver import serving
+
 
 @dataclass(frozen=True, slots=True)
 class SeenSpan:
@@ -30,8 +32,8 @@ class Collector:
     """The spans and requests that a server received, which does not answer until `released`."""
 
     url: str
+    released: threading.Event
     bodies: list[bytes] = field(default_factory=list)
-    released: threading.Event = field(default_factory=threading.Event)
 
     def spans(self, name: str) -> list[SeenSpan]:
         """The spans with this name, oldest first."""
@@ -74,17 +76,11 @@ def collecting(*, answers: bool = True) -> Iterator[Collector]:
         def log_message(self, *_: object) -> None:
             """Suppresses the server's log."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    released = threading.Event()
+    if answers:
+        released.set()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, serving(server, released):
         server.daemon_threads = True
         server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients may disconnect
-        collector = Collector(f"http://127.0.0.1:{server.server_port}")
-        if answers:
-            collector.released.set()
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield collector
-        finally:
-            collector.released.set()
-            server.shutdown()
-            thread.join()
+        collector = Collector(f"http://127.0.0.1:{server.server_port}", released)
+        yield collector

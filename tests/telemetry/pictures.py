@@ -13,7 +13,6 @@ IN_FLIGHT = "dispatcher_in_flight_emails"
 
 
 def samples(folder: Path) -> dict[str, float]:
-    """All samples of a scrape."""
     registry = CollectorRegistry()
     registry.register(ProcessCollector(folder))
     return parsed(generate_latest(registry).decode())

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +19,7 @@ from prometheus_client.samples import Sample
 from dispatcher.telemetry import metric_files
 from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Meter
 from dispatcher.telemetry.metric_files import FIRST_OCTETS, PREFIXES
-from tests.telemetry.counting import ROOT, counting
+from tests.telemetry.counting import counting
 from tests.telemetry.pictures import IN_FLIGHT, SENT, samples, skipped
 
 MANY = 600
@@ -35,16 +33,6 @@ def files(folder: Path) -> list[str]:
 def text_of(sample: Sample) -> str:
     labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
     return f"{sample.name}{{{labels}}}" if labels else sample.name
-
-
-def test_a_counter_continues_the_count_of_a_killed_process(tmp_path: Path) -> None:
-    for _ in range(3):
-        with counting(tmp_path) as process:
-            process.tell("add 2")
-            process.kill()
-
-    assert samples(tmp_path)[SENT] == 6
-    assert len(files(tmp_path)) == len(PREFIXES)
 
 
 def test_a_gauge_ends_with_its_process_and_starts_at_zero(tmp_path: Path) -> None:
@@ -82,7 +70,7 @@ def test_processes_above_the_limit_of_a_slot_do_not_count(tmp_path: Path) -> Non
     assert len(files(tmp_path)) == metric_files.GENERATIONS * len(PREFIXES)
 
 
-@pytest.mark.parametrize("octets", [0, 4096, FIRST_OCTETS - 1])
+@pytest.mark.parametrize("octets", [0, FIRST_OCTETS - 1])
 def test_a_full_disk_stops_the_counting_and_not_the_process(tmp_path: Path, octets: int) -> None:
     with counting(tmp_path, file_octets=octets) as process:
         assert process.tell("add 1") == "silent"
@@ -163,25 +151,8 @@ def test_a_file_grows_when_it_is_full(tmp_path: Path) -> None:
 
 
 def test_threads_count_new_labels_at_the_same_time(tmp_path: Path) -> None:
-    program = f"""
-import sys, threading
-from pathlib import Path
-from dispatcher.telemetry import metric_files, metrics
-
-metric_files.begin(Path({str(tmp_path)!r}), "w0")
-sys.setswitchinterval(1e-6)
-
-def count(thread):
-    for number in range({MANY}):
-        metrics.THROTTLES.add(1, f"provider-{{thread}}-{{number}}")
-
-threads = [threading.Thread(target=count, args=(number,)) for number in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-"""
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    with counting(tmp_path) as process:
+        process.tell(f"race {MANY}")
 
     found = samples(tmp_path)
     assert sum(value for name, value in found.items() if name.startswith("dispatcher_throttles_total")) == 4 * MANY
@@ -214,7 +185,7 @@ def test_prometheus_client_reads_our_files(tmp_path: Path) -> None:
     assert {name: value for name, value in ours.items() if "skipped" not in name} == theirs
 
 
-@pytest.mark.parametrize("restarts", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("restarts", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_restarts_add_no_files_and_never_decrease_a_counter(tmp_path: Path, restarts: int) -> None:
     seen, seconds = [0.0], []
     for number in range(0, restarts, 4):
@@ -314,27 +285,24 @@ def test_counts_of_an_earlier_release_with_other_descriptions_and_bounds_are_add
     ]
 
 
-class Numbers(dict[tuple[str, ...], float]):
-    """The values by sample and label values, of meters that are bound to this dictionary instead of files."""
-
-    def make(self, _: Meter, sample: str, __: Sequence[str], values: Sequence[str]) -> Number:
-        key = (sample, *values)
-        self.setdefault(key, 0.0)
-        return Number(self, key)
-
-
 class Number:
-    """The value of one sample."""
-
-    def __init__(self, numbers: Numbers, key: tuple[str, ...]) -> None:
-        self._numbers = numbers
-        self._key = key
+    value = 0.0
 
     def inc(self, amount: float) -> None:
-        self._numbers[self._key] += amount
+        self.value += amount
 
     def set(self, value: float) -> None:
-        self._numbers[self._key] = value
+        self.value = value
+
+
+class Numbers(dict[tuple[str, ...], Number]):
+    """The samples by name and label values, of meters that are bound to this dictionary instead of files."""
+
+    def make(self, _: Meter, sample: str, __: Sequence[str], values: Sequence[str]) -> Number:
+        return self.setdefault((sample, *values), Number())
+
+    def values_by_key(self) -> dict[tuple[str, ...], float]:
+        return {key: number.value for key, number in self.items()}
 
 
 def test_an_unbound_meter_counts_nothing() -> None:
@@ -355,7 +323,7 @@ def test_known_labels_start_at_zero_and_adding_zero_creates_no_value() -> None:
 
     counter.add(0, "never")
 
-    assert numbers == {("c_total", "a"): 0, ("c_total", "b"): 0, ("d_total",): 0}
+    assert numbers.values_by_key() == {("c_total", "a"): 0, ("c_total", "b"): 0, ("d_total",): 0}
 
 
 def test_binding_again_does_not_change_the_old_values() -> None:
@@ -366,7 +334,7 @@ def test_binding_again_does_not_change_the_old_values() -> None:
     counter.bind(new.make)
     counter.add(2)
 
-    assert (old["c_total",], new["c_total",]) == (1, 2)
+    assert (old["c_total",].value, new["c_total",].value) == (1, 2)
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.5, 1.0], [1.5, 2.0, 2.0, 99.0], [99.0, 1.0, 0.0, 1.0]])
@@ -380,5 +348,6 @@ def test_observing_many_values_equals_observing_each(values: list[float]) -> Non
     histogram.bind(together.make)
     histogram.observe_all(values)
 
-    assert together == singly
-    assert sum(count for (sample, *_), count in singly.items() if sample == "h_seconds_bucket") == len(values)
+    counted = singly.values_by_key()
+    assert together.values_by_key() == counted
+    assert sum(count for (sample, *_), count in counted.items() if sample == "h_seconds_bucket") == len(values)

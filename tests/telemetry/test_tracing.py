@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.telemetry.finished_attempt import FinishedAttempt
 from dispatcher.telemetry.spans import Spans
-from dispatcher.telemetry.tracing import TRACER, is_wanted
+from dispatcher.telemetry.tracing import TRACER, is_wanted, prepare
 from tests.telemetry.otlp import collecting
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
@@ -63,14 +64,6 @@ def test_without_tracing_an_enqueue_keeps_its_callers_trace_context() -> None:
     assert (TRACER.is_on, enqueueing.traceparent) == (False, "00-1")
 
 
-def ending(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A program that has prepared tracing, with a log, and executed this code."""
-    prepared = (
-        f"from dispatcher.telemetry import log, tracing; log.configure('info', 'json'); tracing.prepare(); {code}"
-    )
-    return subprocess.run([sys.executable, "-c", prepared], env=environ, check=True, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize(
     ("environ", "remedy"),
     [
@@ -78,18 +71,28 @@ def ending(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
         ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf"),
     ],
 )
-def test_an_obstacle_is_logged_with_its_remedy(environ: dict[str, str], remedy: str) -> None:
-    ended = ending("", **environ)
+def test_an_obstacle_is_logged_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], remedy: str
+) -> None:
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
 
-    assert "tracing.unavailable" in ended.stdout
-    assert remedy in ended.stdout
+    with capture_logs() as logs:
+        prepare()
+
+    assert [(log["event"], remedy in log["remedy"]) for log in logs] == [("tracing.unavailable", True)]
 
 
 def test_missing_packages_are_logged_with_the_command_that_installs_them(tmp_path: Path) -> None:
     shadow = tmp_path / "opentelemetry.py"
     shadow.write_text("raise ModuleNotFoundError('No module named opentelemetry', name='opentelemetry')")
+    code = (
+        "from dispatcher.telemetry import log, tracing; log.configure('info', 'json'); tracing.prepare();"
+        "tracing.TRACER.begin('w0'); assert not tracing.TRACER.is_on"
+    )
 
-    ended = ending("tracing.TRACER.begin('w0'); assert not tracing.TRACER.is_on", **ENDPOINT, PYTHONPATH=str(tmp_path))
+    environ = {**ENDPOINT, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True)
 
     assert "pip install 'email-dispatcher[otel]'" in ended.stdout
     assert (ended.stdout.count("\n"), ended.stderr) == (1, "")
