@@ -7,6 +7,7 @@ instead, as are all others.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import gc
 import importlib
@@ -14,6 +15,7 @@ import os
 import pkgutil
 import runpy
 import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -30,6 +32,7 @@ _EXECUTED: Final = ("LD_", "PYTHON", "FAKETIME", "DISPATCHER_DATABASE_SCHEMA", "
 """Beginnings of the variables that are read before our code, or when it is imported."""
 _LEFT_OUT: Final = ("dispatcher.providers.", "dispatcher.dev.")
 _LIBRARIES: Final = ("boto3", "botocore.session", "pyreqwest.client", "sendgrid")
+_PR_SET_PDEATHSIG: Final = 1
 _STATUS: Final = struct.Struct("i")
 _MAX_REQUEST_BYTES: Final = 1 << 18
 
@@ -175,8 +178,9 @@ def _tell(report: int, status: int) -> None:
 
 
 def _become(request: _Request) -> None:
-    """Run the module as `python -m` would."""
+    """Run the module as `python -m` would. The kernel kills it when the test process ends, also after Ctrl-C."""
     os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number, fd in enumerate((os.open(os.devnull, os.O_RDONLY), request.stdout, request.stderr)):
         os.dup2(fd, number)
     os.closerange(3, 1 << 16)
