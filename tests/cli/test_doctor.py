@@ -98,10 +98,11 @@ SOURCES: Final = "SendGrid posts to /v1/events/sendgrid (2 keys); SNS posts to /
 
 
 def test_settings_have_findings(managed: CommandLine) -> None:
-    given = {"DATABASE_URL": f"{managed.environment['DISPATCHER_DATABASE_URL']}?options=-c%20synchronous_commit%3Doff"}
+    url = managed.environment["DISPATCHER_DATABASE_URL"]
+    given: dict[str, str | None] = {"DATABASE_URL": f"{url}?options=-c%20synchronous_commit%3Doff"}
     given |= {"RABBITMQ_MANAGEMENT_URL": None, "WORKERS": "256", "RUN_DIR": "/proc/nowhere/run", **EVENTS}
     given |= {"PROVIDERS": "smtp", "SMTP_URL": f"smtp://{AWAY}?tls=none"}
-    gone = {"DATABASE_URL": f"{managed.environment['DISPATCHER_DATABASE_URL']}_gone", "MAX_ATTEMPTS": "5", **SLOW}
+    gone = {"DATABASE_URL": f"{url}_gone", "MAX_ATTEMPTS": "5", **SLOW}
     changed, slow = [
         _findings(managed.having(**{f"DISPATCHER_{name}": value for name, value in each.items()}), code=1)
         for each in (given, gone)

@@ -164,6 +164,10 @@ class Program:
             # This wait has a fixed length, because the test is about the passing of time.
             time.sleep(seconds if number is signal.SIGSTOP else 0)
 
+    def send_all(self, number: signal.Signals) -> None:
+        """Send a signal to the process group, like a terminal does."""
+        os.killpg(self.pid, number)
+
     def await_exit(self, seconds: float = DEADLINE_SECONDS) -> int:
         try:
             return self._process.wait(seconds)
