@@ -69,9 +69,14 @@ RESTORED = RUNBOOK.partition("\n## PostgreSQL is restored from a backup\n")[2]
 STEPS = re.split(r"^\d\. ", RESTORED, flags=re.MULTILINE)[1:]
 
 
+def statement(text: str, verb: str) -> bytes:
+    """The only statement of a text that begins with this verb."""
+    statements = [block["text"].strip() for block in FENCED.finditer(text) if block["language"] == "sql"]
+    (found,) = [each for each in statements if each.startswith(verb)]
+    return found.encode()
+
+
 def test_the_statement_holds_all_emails_of_a_restored_backup(tables_url: str) -> None:
-    statements = [block["text"] for block in FENCED.finditer(RUNBOOK) if block["language"] == "sql"]
-    (statement,) = [text for text in statements if text.lstrip().startswith("update")]
     with psycopg.connect(tables_url, autocommit=True) as connection:
         connection.execute(
             "insert into email_log (email_id, tenant_id, message_key, status, publish_due_at)"
@@ -88,7 +93,7 @@ def test_the_statement_holds_all_emails_of_a_restored_backup(tables_url: str) ->
             " select state, 'filter', '{}', true, 'ann', 'y' from unnest(array['running', 'stopped', 'done']) as state"
         )
 
-        connection.execute(statement.encode())
+        connection.execute(statement(RUNBOOK, "update"))
 
         rows = connection.execute(
             "select message_key, status from email_log where dead_letter_due_at is not null and publish_due_at is null "
@@ -155,7 +160,8 @@ def test_after_a_restore_emails_that_may_have_been_sent_are_sent_only_if_an_oper
         assert sent(restored) == {new}
         assert replayed.code == 1
         assert [books.status(each) for each in (waiting, again, failed)] == ["held", "held", "failed"]
-        assert {row["email_id"] for row in books.select(listing())} == {waiting, again, failed}
+        listed = connection.execute(statement(RESTORED, "select")).fetchall()  # what an operator confirms or releases
+        assert {row[0] for row in listed} == {waiting, again, failed}
 
         assert restored("held", "confirm", str(again), *why).code == 0
         assert restored("dlq", "replay", "--status", "held", "--held", "--yes", *why).code == 0
@@ -164,10 +170,3 @@ def test_after_a_restore_emails_that_may_have_been_sent_are_sent_only_if_an_oper
         assert sent(restored) == {new, waiting, failed}
         run.send_signal(signal.SIGTERM)
         assert run.wait(DEADLINE_SECONDS) == 0
-
-
-def listing() -> str:
-    """The runbook's statement that lists the emails that an operator must confirm or release."""
-    statements = [block["text"] for block in FENCED.finditer(RESTORED) if block["language"] == "sql"]
-    (statement,) = [text for text in statements if text.startswith("select")]
-    return statement

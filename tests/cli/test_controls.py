@@ -21,12 +21,8 @@ def stored(tables: Books, sender: str, lane: str | None = None, **more: Any) -> 
     """Enqueues an email; returns the lane and the policy in its row."""
     key = f"{sender} {lane} {more}"
     email = Email(message_key=key, sender=sender, to=["a@example.org"], subject="s", text="t", lane=lane, **more)
-    row = tables.connection.execute(
-        "select lane, on_uncertain, max_attempts, redeliver_seconds from email_log where email_id = %s",
-        [enqueue(tables.connection, email).email_id],
-    ).fetchone()
-    assert row is not None
-    return row
+    row = tables.row(enqueue(tables.connection, email).email_id)
+    return tuple(row[name] for name in ("lane", "on_uncertain", "max_attempts", "redeliver_seconds"))
 
 
 def audited(tables: Books) -> list[tuple[Any, ...]]:
@@ -46,19 +42,18 @@ def test_a_sender_s_rule_decides_the_lane_by_address_then_by_domain(storing: Com
 
     assert storing("lanes", "unset", "--from", "otp@example.com").code == 0
     assert stored(tables, "otp@example.com")[0] == "bulk"
-    rows = tables.connection.execute("select detail from operator_audit where action = 'set_lane' order by audit_id")
-    details = [row[0] for row in rows]
-    assert "otp@" not in str(details)
-    assert [(each["lane"], each.get("weight"), each.get("sender_domain")) for each in details[1:3]] == [
-        ("bulk", 5.0, None),
-        ("bulk", None, "example.com"),
+    acts = tables.select("select action, detail from operator_audit order by audit_id")
+    assert [act["action"] for act in acts] == ["set_lane"] * 4
+    assert "otp@" not in str(acts)
+    bulk = [
+        (act["detail"]["lane"], act["detail"].get("weight"), act["detail"].get("sender_domain")) for act in acts[1:3]
     ]
-    assert len(details) == 4
+    assert bulk == [("bulk", 5.0, None), ("bulk", None, "example.com")]
 
 
 def test_a_lane_s_policy_applies_unless_the_email_has_its_own(storing: CommandLine, tables: Books) -> None:
     policy = ("--on-uncertain", "resend", "--max-attempts", "2", "--redeliver-for", "4h")
-    assert storing("lanes", "set", "urgent", *policy, "--reason", "codes", "--actor", "ann").code == 0
+    assert storing("lanes", "set", "urgent", *policy).code == 0
     assert storing("lanes", "set", "urgent", "--weight", "80").code == 0
 
     assert stored(tables, "a@example.com", "urgent") == ("urgent", "resend", 2, 14400.0)
@@ -67,8 +62,6 @@ def test_a_lane_s_policy_applies_unless_the_email_has_its_own(storing: CommandLi
     (urgent, normal, bulk) = storing("lanes", "list", "--json").json["lanes"]
     assert (urgent["weight"], urgent["on_uncertain"], urgent["max_attempts"]) == (80.0, "resend", 2)
     assert (normal["weight"], bulk["weight"], urgent["share"]) == (40.0, 10.0, pytest.approx(80 / 130))
-    acts = tables.connection.execute("select actor, reason from operator_audit order by audit_id").fetchall()
-    assert acts[0] == ("ann", "codes")
 
     assert [storing("lanes", "unset", "urgent").code for _ in range(2)] == [0, 1]
     assert stored(tables, "b@example.com", "urgent") == ("urgent", None, None, None)
@@ -98,14 +91,6 @@ def test_limits_that_an_earlier_release_stored_count_as_usable_numbers(storing: 
     assert limits == {"nan": least, "tiny": least, "no": {"weight": 2.0, "per_second": None}}
     lanes = {each["lane"]: each["weight"] for each in storing("lanes", "list", "--json").json["lanes"]}
     assert lanes["bulk"] == 1.0
-
-
-def test_an_email_in_an_unknown_lane_is_refused_with_the_lanes(storing: CommandLine) -> None:
-    one = ("--from", "a@example.com", "--to", "b@example.org", "--subject", "s", "--text", "t")
-    ended = storing("enqueue", "--key", "k", *one, "--lane", "slow")
-
-    assert ended.code == 2
-    assert "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk" in " ".join(ended.stderr.split())
 
 
 def test_ceilings_of_domains_are_set_listed_removed_and_audited(storing: CommandLine, tables: Books) -> None:
@@ -170,18 +155,6 @@ def test_a_tenant_is_paused_listed_and_resumed(storing: CommandLine, tables: Boo
     (detail,) = tables.connection.execute("select detail from operator_audit where action = 'pause'").fetchone() or ()
     assert (detail["scope"], detail["name"]) == ("tenant", "acme")
     assert datetime.now(UTC) + timedelta(hours=1.9) < datetime.fromisoformat(pause["until"])
-
-
-def test_a_provider_that_throttles_is_resumed_as_status_says(prepared: CommandLine, tables: Books) -> None:
-    tables.connection.execute(
-        "insert into provider_state (provider, slot, state, reason, until_at)"
-        " values ('ses', 'a:w0', 'paused', 'throttled', now() + interval '1 hour')"
-    )
-    assert "throttled. To try it at once: `dispatcher resume provider ses`." in prepared("status").stdout
-
-    resumed = prepared("resume", "provider", "ses")
-
-    assert (resumed.code, "Resumed." in resumed.stderr) == (0, True)
 
 
 def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_its_id(storing: CommandLine, tables: Books) -> None:

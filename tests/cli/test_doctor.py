@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import resource
 import secrets
 import subprocess
 import tempfile
@@ -25,7 +23,7 @@ from dispatcher.domain.sms import Sms
 from dispatcher.host.ledger import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
-from tests.cli.commandline import DEADLINE_SECONDS, PROGRAM, CommandLine
+from tests.cli.commandline import PROGRAM, CommandLine
 from tests.events.requests import SendGridKey
 from tests.store.books import Books
 
@@ -36,9 +34,9 @@ EMAIL: Final[dict[str, Any]] = {"message_key": "k", "sender": "shop@example.com"
 
 
 @pytest.fixture
-def database_url(own_database_url: str) -> str:
-    """A database that only one test uses, because `doctor` reports that the emptied database commits asynchronously."""
-    return own_database_url
+def prepared(prepared: CommandLine, database_url: str) -> CommandLine:
+    """`prepared`, with the usual commits of a server: the shared database commits asynchronously."""
+    return prepared.having(DISPATCHER_DATABASE_URL=f"{database_url}?options=-c%20synchronous_commit%3Don")
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> No
         assert f"{variable} is not set" in ended.stdout
 
 
-SLOW = {"SEND_TIMEOUT_SECONDS": 600, "DRAIN_SECONDS": 900, "RETRY_BASE_SECONDS": 100, "RETRY_CAP_SECONDS": 300}
+SLOW = {"SEND_TIMEOUT_SECONDS": "600", "DRAIN_SECONDS": "900", "RETRY_BASE_SECONDS": "100", "RETRY_CAP_SECONDS": "300"}
 KEY: Final = SendGridKey().public
 EVENTS: Final = {
     "SENDGRID_EVENTS_KEYS": f"{KEY},{KEY}",
@@ -99,31 +97,30 @@ EVENTS: Final = {
 SOURCES: Final = "SendGrid posts to /v1/events/sendgrid (2 keys); SNS posts to /v1/events/ses (1 topic); the monitor"
 
 
-@pytest.mark.parametrize(
-    ("settings", "subject", "state", "words"),
-    [
-        ({"RABBITMQ_MANAGEMENT_URL": None}, "RabbitMQ topology", "warning", "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL"),
-        ({"DATABASE_URL": "?options=-c%20synchronous_commit%3Doff"}, "PostgreSQL durability", "failed", ""),
-        ({"DATABASE_URL": "_gone"}, "PostgreSQL", "failed", "name at the end of DISPATCHER_DATABASE_URL"),
-        ({"WORKERS": 256}, "PostgreSQL connections", "failed", ""),
-        ({"RUN_DIR": "/proc/nowhere/run"}, "run directory", "failed", ""),
-        ({"PROVIDERS": "smtp", "SMTP_URL": f"smtp://{AWAY}?tls=none"}, "provider smtp", "failed", ""),
-        ({**SLOW, "MAX_ATTEMPTS": 5}, "RabbitMQ consumer timeout", "warning", "keep a message unacked for 5460 s"),
-        ({}, "event sources", "ok", "none"),
-        (EVENTS, "event sources", "ok", f"{SOURCES} polls DISPATCHER_SES_EVENTS_QUEUE_URL"),
-    ],
-)
-def test_settings_have_a_finding(
-    managed: CommandLine, settings: dict[str, object], subject: str, state: str, words: str
-) -> None:
-    given = {f"DISPATCHER_{name}": None if value is None else str(value) for name, value in settings.items()}
-    if addition := given.get("DISPATCHER_DATABASE_URL"):
-        given["DISPATCHER_DATABASE_URL"] = managed.environment["DISPATCHER_DATABASE_URL"] + addition
+def test_settings_have_findings(managed: CommandLine) -> None:
+    url = managed.environment["DISPATCHER_DATABASE_URL"]
+    given: dict[str, str | None] = {"DATABASE_URL": f"{url}?options=-c%20synchronous_commit%3Doff"}
+    given |= {"RABBITMQ_MANAGEMENT_URL": None, "WORKERS": "256", "RUN_DIR": "/proc/nowhere/run", **EVENTS}
+    given |= {"PROVIDERS": "smtp", "SMTP_URL": f"smtp://{AWAY}?tls=none"}
+    gone = {"DATABASE_URL": f"{url}_gone", "MAX_ATTEMPTS": "5", **SLOW}
+    changed, slow = [
+        _findings(managed.having(**{f"DISPATCHER_{name}": value for name, value in each.items()}), code=1)
+        for each in (given, gone)
+    ]
 
-    found = _findings(managed.having(**given), code=int(state == "failed"))[subject]
-
-    assert found["state"] == state
-    assert words in f"{found['detail']} {found['remedy']}"
+    for found, subject, state, words in (
+        (changed, "RabbitMQ topology", "warning", "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL"),
+        (changed, "PostgreSQL durability", "failed", ""),
+        (changed, "PostgreSQL connections", "failed", ""),
+        (changed, "run directory", "failed", ""),
+        (changed, "provider smtp", "failed", ""),
+        (changed, "event sources", "ok", f"{SOURCES} polls DISPATCHER_SES_EVENTS_QUEUE_URL"),
+        (slow, "PostgreSQL", "failed", "name at the end of DISPATCHER_DATABASE_URL"),
+        (slow, "RabbitMQ consumer timeout", "warning", "keep a message unacked for 5460 s"),
+        (slow, "event sources", "ok", "none"),
+    ):
+        assert found[subject]["state"] == state
+        assert words in f"{found[subject]['detail']} {found[subject]['remedy']}"
 
 
 def test_hosts_with_one_name_and_a_circuit_breaker_are_warnings(
@@ -251,20 +248,9 @@ def test_a_read_only_database_fails_and_run_waits_for_it(settled: CommandLine) -
         assert b"read-only" in line
 
 
-def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: CommandLine) -> None:
-    def allow_few() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
-
-    with settled.started("doctor", "--json", preexec_fn=allow_few) as looking:
-        stdout, _ = looking.communicate(timeout=DEADLINE_SECONDS)
-
-    (found,) = (each for each in json.loads(stdout)["findings"] if each["subject"] == "file descriptors")
-    assert found["state"] == "warning"
-    assert found["detail"].startswith("the limit per process is 60")
-    assert "Raise the hard limit" in found["remedy"]
-
-
-def test_faults_of_tables_are_found_with_what_mends_them(prepared: CommandLine, connection: psycopg.Connection) -> None:
+def test_faults_of_tables_are_found_with_what_mends_them(prepared: CommandLine, own_database_url: str) -> None:
+    host = prepared.having(DISPATCHER_DATABASE_URL=own_database_url)
+    connection = psycopg.connect(own_database_url, autocommit=True)
     role, database = f"shop_{secrets.token_hex(4)}", connection.info.dbname
     connection.execute(f"create role {role}; grant select (payload_hash) on email_idempotency to {role}".encode())
     connection.execute(
@@ -272,11 +258,12 @@ def test_faults_of_tables_are_found_with_what_mends_them(prepared: CommandLine, 
         " values ('00000000-0000-7000-8000-000000000000', 't', 'k')"
     )
     connection.execute("drop index dispatcher.email_log_waiting")
-    found = _findings(prepared, code=0)
+    found = _findings(host, code=0)
     connection.execute(f"drop owned by {role}; drop role {role}".encode())
-    built = prepared("init").stdout
+    built = host("init").stdout
     connection.execute("update pg_database set datcollversion = '0' where datname = current_database()")
-    after = _findings(prepared, code=1)
+    after = _findings(host, code=1)
+    connection.close()
 
     for subject, words, remedy in (
         ("producers' rights", role, "topology grants --exact"),
@@ -306,22 +293,17 @@ def test_a_ledger_of_another_database_or_an_unreadable_one_is_a_warning(settled:
     assert (found["state"], "not an in-flight ledger" in found["detail"]) == ("warning", True)
 
 
-@pytest.mark.parametrize(
-    ("folder", "words"),
-    [
-        ("/tmp/email-dispatcher", "the system deletes old files in /tmp"),
-        ("/var/tmp/mail/run", "the system deletes old files in /var/tmp"),
-        ("/run/user/1000/email-dispatcher", "the system deletes old files in /run/user"),
-        ("/run/email-dispatcher", "it is in memory (tmpfs), so a reboot empties it"),
-        ("/var/lib/email-dispatcher", None),
-        ("/tmpfiles/run", None),
-        ("/run/disk/email-dispatcher", None),
-    ],
-)
-def test_volatility_says_why_a_folder_loses_its_files(folder: str, words: str | None) -> None:
+def test_volatility_says_why_a_folder_loses_its_files() -> None:
     mounts = "/dev/sda1 / ext4 rw 0 0\ntmpfs /run tmpfs rw 0 0\n/dev/sdb1 /run/disk ext4 rw 0 0\n"
 
-    assert volatility(Path(folder), mounts) == words
+    for folder, words in {
+        "/tmp/email-dispatcher": "the system deletes old files in /tmp",
+        "/var/tmp/mail/run": "the system deletes old files in /var/tmp",
+        "/run/user/1000/email-dispatcher": "the system deletes old files in /run/user",
+        "/run/email-dispatcher": "it is in memory (tmpfs), so a reboot empties it",
+        **dict.fromkeys(("/var/lib/email-dispatcher", "/tmpfiles/run", "/run/disk/email-dispatcher")),
+    }.items():
+        assert volatility(Path(folder), mounts) == words
 
 
 def test_a_run_directory_in_tmp_is_a_warning_and_one_that_every_user_may_write_fails(settled: CommandLine) -> None:
@@ -337,15 +319,17 @@ def test_a_run_directory_in_tmp_is_a_warning_and_one_that_every_user_may_write_f
     assert (found["state"], "every user" in found["detail"]) == ("failed", True)
 
 
-def test_a_disk_without_space_for_the_ledgers_fails(settled: CommandLine) -> None:
-    limited = ["sh", "-c", 'ulimit -f 128 && exec "$@"', "sh", *PROGRAM, "doctor", "--json"]  # as on a full disk
+def test_a_disk_without_space_for_the_ledgers_fails_and_too_few_open_files_are_a_warning(settled: CommandLine) -> None:
+    limited = ("sh", "-c", 'ulimit -f 128 && ulimit -n 60 && exec "$@"', "sh", *PROGRAM)  # as on a full disk
 
-    done = subprocess.run(limited, env=settled.whole_environment, cwd=settled.folder, capture_output=True, check=False)
+    found = _findings(replace(settled, program=limited, needs_process=True), code=1)
 
-    found = next(each for each in json.loads(done.stdout)["findings"] if each["subject"] == "run directory")
-    assert (done.returncode, found["state"]) == (1, "failed")
-    assert "File too large; the ledgers of" in found["detail"]
-    assert "Free space on that disk" in found["remedy"]
+    disk, files = found["run directory"], found["file descriptors"]
+    assert (disk["state"], files["state"]) == ("failed", "warning")
+    assert "File too large; the ledgers of" in disk["detail"]
+    assert "Free space on that disk" in disk["remedy"]
+    assert files["detail"].startswith("the limit per process is 60")
+    assert "Raise the hard limit" in files["remedy"]
 
 
 TAG: Final[dict[str, Any]] = {"headers": {"X-MC-Tags": "receipt"}, "allowed_headers": ["X-MC-Tags"]}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import signal
 import socket
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,42 +22,36 @@ from dispatcher import Email, enqueue
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.dev.servers import Servers
 from tests.acceptance.harness import Sink
-from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.cli.commandline import DEADLINE_SECONDS, PROGRAM, CommandLine
 from tests.events.requests import delivery
 from tests.monitor.receiver import SECRET, receiving, write_ca
 from tests.providers.ses_place import REGION, aws_environment
+from tests.supervisor.program import Program
 from tests.waiting import wait_until
 
-
-@pytest.fixture
-def database_url(own_database_url: str) -> str:
-    """A database that only one test uses, because one test copies the database."""
-    return own_database_url
+Start = Callable[..., Program]
 
 
 @pytest.fixture
-def silent_address() -> Iterator[str]:
-    """The address of a server that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        host, port = server.getsockname()
-        yield f"{host}:{port}"
+def start() -> Iterator[Start]:
+    """Starts commands, and kills them after the test."""
+    programs: list[Program] = []
+
+    def start_one(commandline: CommandLine, *words: str) -> Program:
+        folder = commandline.folder
+        env = commandline.having(DISPATCHER_CAPTURE_DIR=str(folder / "mail")).whole_environment
+        programs.append(Program([*PROGRAM, *words], folder, words[0], env=env))
+        return programs[-1]
+
+    yield start_one
+    for program in programs:
+        program.destroy()
 
 
-def _event(process: subprocess.Popen[bytes], name: str) -> dict[str, object]:
-    """Reads the log up to an event, and returns the event."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        event: dict[str, object] = orjson.loads(line)
-        if event["event"] == name:
-            return event
-    raise AssertionError(f"the log ended without {name}")
-
-
-def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, bytes]:
-    """Sends a signal; returns the exit code, stderr, and the log lines after the signal."""
-    process.send_signal(number)
-    log, stderr = process.communicate(timeout=DEADLINE_SECONDS)
-    return process.returncode, stderr, log
+def _end(program: Program, number: signal.Signals = signal.SIGTERM) -> int:
+    """Sends a signal; returns the exit code."""
+    program.send(number)
+    return program.await_exit(DEADLINE_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +62,10 @@ def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, byt
             ["DISPATCHER_DATABASE_URL", "DISPATCHER_WORKERS", "DISPATCHER_PROVIDERS has an", "DISPATCHER_AMQP_URL is"],
         ),
         ({"PROVIDERS": "smtp"}, ["DISPATCHER_SMTP_URL is not set"]),
-        ({"CAPTURE_DIR": None}, ["DISPATCHER_CAPTURE_DIR is not set"]),
         ({"AMQP_URL": "amqp://u:p@mq/?heartbeat=blue"}, ["DISPATCHER_AMQP_URL"]),
         ({"PROVIDERS": "smtp", "SMTP_URL": "smtp://mx", "CA_FILE": "/dev/null"}, ["DISPATCHER_CA_FILE"]),
     ],
-    ids=["all mistakes", "provider", "folder", "URL", "certificate"],
+    ids=["all mistakes", "provider", "URL", "certificate"],
 )
 def test_missing_or_invalid_settings_stop_the_start(
     settled: CommandLine, settings: dict[str, str | None], words: list[str]
@@ -112,74 +103,66 @@ def test_missing_tables_and_queues_are_both_reported_before_the_start(unprepared
     ],
 )
 def test_run_waits_for_an_unreachable_server_until_a_signal(
-    settled: CommandLine, variable: str, url: str, event: str, number: int, code: int
+    settled: CommandLine, start: Start, variable: str, url: str, event: str, number: signal.Signals, code: int
 ) -> None:
-    with settled.having(**{variable: url}).started("run") as process:
-        lost = [_event(process, event), _event(process, event)]
-        ended, stderr, _ = _end(process, number)
+    run = start(settled.having(**{variable: url}), "run")
+    run.await_events(event, 2)
 
-    assert all("refused" in str(one["reason"]) for one in lost)
-    assert ended == code
-    assert stderr.strip() == b""
+    assert _end(run, number) == code
+    assert all("refused" in str(one["reason"]) for one in run.events(event))
+    assert run.words.strip() == ""
 
 
 @pytest.mark.parametrize("variable", ["DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL"])
-def test_a_server_that_is_silent_does_not_delay_the_exit(
-    settled: CommandLine, silent_address: str, variable: str
-) -> None:
+def test_a_server_that_is_silent_does_not_delay_the_exit(settled: CommandLine, start: Start, variable: str) -> None:
     scheme = "amqp" if "AMQP" in variable else "postgresql"
-    with settled.having(**{variable: f"{scheme}://u:p@{silent_address}/x"}).started("run") as process:
-        wait_until(lambda: _has_connected_to(process.pid, silent_address))
-        ended, stderr, log = _end(process, signal.SIGTERM)
-
-    assert (ended, stderr) == (0, b"")
-    assert b"connection_lost" not in log  # `run` would log this after the connection timeout
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        run = start(settled.having(**{variable: f"{scheme}://u:p@127.0.0.1:{port}/x"}), "run")
+        wait_until(lambda: _has_connected_to(run.pid, port))
+        assert (_end(run), run.words) == (0, "")
+    assert "connection_lost" not in run.log  # `run` would log this after the connection timeout
 
 
 def test_the_start_continues_when_the_server_is_back(
-    prepared: CommandLine, servers: Servers, database_url: str
+    prepared: CommandLine, start: Start, servers: Servers, own_database_url: str
 ) -> None:
-    name = f"test_{secrets.token_hex(6)}"
-    later = urlsplit(database_url)._replace(path=f"/{name}").geturl()
-    with prepared.having(DISPATCHER_DATABASE_URL=later, DISPATCHER_WORKERS="1").started("run") as process:
-        _event(process, "store.connection_lost")
-        with psycopg.connect(servers.database_url, autocommit=True) as administration:
-            administration.execute(f'create database {name} template "{urlsplit(database_url).path[1:]}"'.encode())
-            _event(process, "store.connected")
-            _event(process, "relay.leading")
-            ended, *_ = _end(process, signal.SIGTERM)
-            administration.execute(f"drop database {name} with (force)".encode())
+    name = urlsplit(own_database_url).path[1:]
+    with psycopg.connect(servers.database_url, autocommit=True) as administration:
+        administration.execute(f"alter database {name} rename to {name}_away".encode())
+        run = start(prepared.having(DISPATCHER_DATABASE_URL=own_database_url), "run", "--workers", "1")
+        run.await_events("store.connection_lost")
+        administration.execute(f"alter database {name}_away rename to {name}".encode())
+        run.await_events("store.connected")
+        run.await_events("relay.leading")
 
-    assert ended == 0
+    assert _end(run) == 0
 
 
 def test_the_parent_is_alone_without_sockets_and_its_workers_send(
-    prepared: CommandLine, connection: psycopg.Connection
+    prepared: CommandLine, start: Start, connection: psycopg.Connection
 ) -> None:
     enqueue(connection, Email(message_key="k", sender="a@example.com", to="b@example.org", text="x"))
 
-    with prepared.started("run", "--workers", "3") as process:
-        sent = _event(process, "email.attempted")
-        title = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        threads = list(Path(f"/proc/{process.pid}/task").iterdir())
-        sockets = _sockets(process.pid)
-        # The last child may start only after the first worker has sent the email.
-        children = wait_until(lambda: _children(process.pid)[4:] and _children(process.pid))
-        second = prepared("run")
-        code, stderr, _ = _end(process, signal.SIGTERM)
+    # With such a variable, the program is not forked from one that has a title already.
+    run = start(prepared.having(PYTHONUTF8="1"), "run", "--workers", "1")
+    sent = run.await_events("email.attempted")
+    title = Path(f"/proc/{run.pid}/cmdline").read_bytes()
+    threads = list(Path(f"/proc/{run.pid}/task").iterdir())
+    sockets = _sockets(run.pid)
+    # The last child may start only after the worker has sent the email.
+    children = wait_until(lambda: run.children()[2:] and run.children())
+    second = prepared("run")
+    code = _end(run)
 
     assert sent["outcome"] == "accepted"
     assert title.startswith(b"dispatcher: run")
-    assert (len(threads), sockets, len(children)) == (1, [], 5)
-    assert (code, stderr) == (0, b"")
+    assert (len(threads), sockets, len(children)) == (1, [], 3)
+    assert (code, run.words) == (0, "")
     assert len(list((prepared.folder / "mail" / "new").iterdir())) == 1
     assert prepared("status", "--json").json["emails"]["sent"] == 1
     assert second.code == 1
     assert "Another `dispatcher run` uses the run directory" in second.refusals[0]
-
-
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def _sockets(pid: int) -> list[str]:
@@ -190,18 +173,19 @@ def _sockets(pid: int) -> list[str]:
     return [target for target in targets if target.startswith("socket:")]
 
 
-def _has_connected_to(pid: int, address: str) -> bool:
+def _has_connected_to(pid: int, port: int) -> bool:
     """Whether the process has a TCP connection to a port of this machine."""
-    port = f":{int(address.rpartition(':')[2]):04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    inodes = {f"socket:[{line[9]}]" for line in lines if line[2].endswith(port) and line[3] == "01"}
+    inodes = {f"socket:[{line[9]}]" for line in lines if line[2].endswith(f":{port:04X}") and line[3] == "01"}
     return not inodes.isdisjoint(_sockets(pid))
 
 
-def test_the_monitor_polls_the_queue_of_provider_events(prepared: CommandLine, database_url: str) -> None:
+def test_the_monitor_polls_the_queue_of_provider_events(
+    prepared: CommandLine, start: Start, connection: psycopg.Connection
+) -> None:
     amazon = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     amazon.start()
-    with psycopg.connect(database_url, autocommit=True) as connection, aws_environment(AWS_DEFAULT_REGION=REGION):
+    with aws_environment(AWS_DEFAULT_REGION=REGION):
         host, port = amazon.get_host_and_port()
         queue = boto3.session.Session().client("sqs", endpoint_url=f"http://{host}:{port}")
         url = queue.create_queue(QueueName="events")["QueueUrl"]
@@ -210,11 +194,14 @@ def test_the_monitor_polls_the_queue_of_provider_events(prepared: CommandLine, d
 
         access = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": REGION}
         polling = prepared.having(DISPATCHER_SES_EVENTS_QUEUE_URL=url, **access)
-        with polling.started("run", "--workers", "1") as process:
-            wait_until(lambda: connection.execute("select from dispatcher.email_event").rowcount == 1)
-            assert _end(process, signal.SIGTERM)[0] == 0
+        run = start(polling, "run", "--workers", "1")
+        wait_until(lambda: connection.execute("select from dispatcher.email_event").rowcount == 1)
+        assert _end(run) == 0
         queue.close()
     amazon.stop()
+
+
+OPEN_API = {"DISPATCHER_API_ADDRESS": "127.0.0.1:0", "DISPATCHER_API_ALLOW_ANONYMOUS": "on"}
 
 
 def depth(topology: Topology, servers: Servers) -> int:
@@ -222,40 +209,35 @@ def depth(topology: Topology, servers: Servers) -> int:
 
 
 def test_api_serves_until_sigterm(
-    prepared: CommandLine, connection: psycopg.Connection, topology: Topology, servers: Servers
+    prepared: CommandLine, start: Start, connection: psycopg.Connection, topology: Topology, servers: Servers
 ) -> None:
-    open_to_all = prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on")
+    api = start(prepared.having(**OPEN_API), "api")
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
-    with open_to_all.started("api") as process:
-        assert process.stdout is not None
-        started = orjson.loads(process.stdout.readline())
-        headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
-        with urlopen(Request(f"http://{started['listener']}/v1/emails", body, headers), timeout=20) as answer:
-            assert answer.status == 202
-        # Wait until the message is published, because a stopping API waits only a few seconds for confirms.
-        wait_until(lambda: depth(topology, servers) == 1)
-        process.send_signal(signal.SIGTERM)
-        log, errors = process.communicate(timeout=20)
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
+    listener = api.await_events("api.started")["listener"]
+    with urlopen(Request(f"http://{listener}/v1/emails", body, headers), timeout=20) as answer:
+        assert answer.status == 202
+    # Wait until the message is published, because a stopping API waits only a few seconds for confirms.
+    wait_until(lambda: depth(topology, servers) == 1)
 
-    assert (process.returncode, errors) == (0, b"")
-    assert b"api.stopped" in log
-    assert b"example.org" not in log
+    assert (_end(api), api.words) == (0, "")
+    assert api.events("api.stopped")
+    assert "example.org" not in api.log
     assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
 
 
-def test_repeated_sigterm_stops_api_like_one(prepared: CommandLine) -> None:
-    open_to_all = prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on")
-    with open_to_all.started("api") as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+def test_repeated_sigterm_stops_api_like_one(prepared: CommandLine, start: Start) -> None:
+    api = start(prepared.having(**OPEN_API), "api")
+    api.await_events("api.started")
 
-        def has_ended() -> bool:
-            process.send_signal(signal.SIGTERM)
-            return process.poll() is not None
+    def has_ended() -> bool:
+        with suppress(ProcessLookupError):
+            api.send(signal.SIGTERM)
+        return api.exit_code is not None
 
-        wait_until(has_ended)
+    wait_until(has_ended)
 
-        assert process.returncode == 0
+    assert api.exit_code == 0
 
 
 def test_without_keys_api_refuses_to_start_on_a_public_address(storing: CommandLine) -> None:

@@ -115,7 +115,9 @@ def test_a_provider_is_shown_with_the_worst_state_of_any_worker(
     }
     assert shown[: len(lines)] == lines  # the long reason widens no column
     assert [line for line in shown if line != line.rstrip()] == []
-    assert any("smtp: open (3 workers, " in line and "SMTP refuses [our] credentials." in line for line in shown)
+    (smtp,) = [line for line in shown if "smtp: open (3 workers, " in line]
+    assert "SMTP refuses [our] credentials." in smtp
+    assert "To try it at once: `dispatcher resume provider smtp`." in smtp
     assert any("half open (1 worker)" in line for line in shown)
 
 

@@ -6,18 +6,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from dispatcher.actions import pauses
-from dispatcher.actions.action import Refused
+from dispatcher.actions.action import Change, Refused
 from dispatcher.actions.held import Confirm
+from dispatcher.actions.pauses import (
+    PauseAll,
+    PauseLane,
+    PauseProvider,
+    PauseTenant,
+    ResumeLane,
+    ResumeProvider,
+    ResumeTenant,
+)
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.actions.unsent import Cancel
-from dispatcher.domain.controls import Pause, PauseScope
+from dispatcher.domain.controls import Pause
 from dispatcher.domain.email_history import Moment
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import WaitExplanation, WaitReason, explain_wait
@@ -62,22 +69,11 @@ async def wait_of(session: AsyncSession, email_id: UUID, *providers: str) -> Wai
     return story.waiting
 
 
-async def begin(session: AsyncSession, scope: PauseScope, name: str = "", **given: Any) -> Pause:
-    return await _run(session, "Pause", scope, name, **given)
-
-
-async def end(session: AsyncSession, scope: PauseScope, name: str = "") -> Pause:
-    return await _run(session, "Resume", scope, name)
-
-
-async def _run(
-    session: AsyncSession, verb: str, scope: PauseScope, name: str, *, actor: str = "ann@ops-1", **given: Any
-) -> Pause:
-    field = "tenant_id" if scope is PauseScope.TENANT else str(scope)
-    action = getattr(pauses, f"{verb}{scope.capitalize()}")
-    named = {} if scope is PauseScope.ALL else {field: name}
-    asked = action(**named, **{"reason": "maintenance", **given})
-    found: Pause = await run(session, asked, Who(Face.COMMAND, actor), SETTINGS)
+async def act(session: AsyncSession, asked: Change[Pause], actor: str = "ann@ops-1") -> Pause:
+    """Begins or ends a pause."""
+    found: Pause = await run(
+        session, asked.but(reason=asked.reason or "maintenance"), Who(Face.COMMAND, actor), SETTINGS
+    )
     return found
 
 
@@ -99,7 +95,6 @@ DOMAIN = {"wait_reason": "domain", "wait_domain": "example.org"}
 @pytest.mark.parametrize(
     ("columns", "limit", "because"),
     [
-        ({"wait_reason": "scheduled"}, None, "it is scheduled"),
         ({"wait_reason": "redelivery"}, None, "ses deferred it (attempt 7: recipient_deferred)"),
         (DOMAIN, (5, None), "example.org may get 5 emails per second"),
         (DOMAIN, (1, 2), "example.org may get 1 email per second, 2 at the same time"),
@@ -172,8 +167,8 @@ async def test_an_open_transaction_that_has_locked_the_row_is_named(desk: Desk, 
 
 async def test_a_second_pause_changes_the_first_and_deletes_pauses_that_have_ended(desk: Desk) -> None:
     pause(desk.books.connection, "tenant", "old", seconds=-1)
-    first = await begin(desk.session, PauseScope.LANE, "bulk", for_seconds=60)
-    second = await begin(desk.session, PauseScope.LANE, "bulk", actor="bob", reason="it takes longer")
+    first = await act(desk.session, PauseLane(lane="bulk", for_seconds=60))
+    second = await act(desk.session, PauseLane(lane="bulk", reason="it takes longer"), actor="bob")
 
     assert await list_pauses(desk.session) == [second]
     assert (second.began_at, second.until, second.reason) == (first.began_at, None, "it takes longer")
@@ -189,28 +184,28 @@ async def test_a_pause_that_has_ended_by_itself_is_no_longer_in_force(desk: Desk
 
     await until_answer(has_ended)
     with pytest.raises(Refused, match="The tenant acme is not paused"):
-        await end(desk.session, PauseScope.TENANT, "acme")
+        await act(desk.session, ResumeTenant(tenant_id="acme"))
     assert desk.books.count("operator_audit") == 0
-    again = await begin(desk.session, PauseScope.TENANT, "acme")
+    again = await act(desk.session, PauseTenant(tenant_id="acme"))
     assert datetime.now(UTC) - again.began_at < timedelta(seconds=5)
 
 
 @pytest.mark.parametrize(
-    ("scope", "name", "sentence"),
+    ("asked", "sentence"),
     [
-        (PauseScope.ALL, "", "Everything is paused"),
-        (PauseScope.LANE, "normal", "Lane normal is paused"),
-        (PauseScope.TENANT, "acme", "Tenant acme is paused"),
-        (PauseScope.PROVIDER, "smtp", "Provider smtp is paused"),
+        (PauseAll(for_seconds=7200), "Everything is paused"),
+        (PauseLane(lane="normal", for_seconds=7200), "Lane normal is paused"),
+        (PauseTenant(tenant_id="acme", for_seconds=7200), "Tenant acme is paused"),
+        (PauseProvider(provider="smtp", for_seconds=7200), "Provider smtp is paused"),
     ],
 )
 async def test_an_email_that_is_paused_waits_for_that_reason(
-    desk: Desk, worker: psycopg.Connection, scope: PauseScope, name: str, sentence: str
+    desk: Desk, worker: psycopg.Connection, asked: Change[Pause], sentence: str
 ) -> None:
     (email_id,) = desk.books.enqueue(1, tenant_id="acme")
     desk.books.change(email_id, publish_due_at=None)
-    begun = await begin(desk.session, scope, name, for_seconds=7200)
-    await begin(desk.session, PauseScope.TENANT, "other")
+    begun = await act(desk.session, asked)
+    await act(desk.session, PauseTenant(tenant_id="other"))
 
     found = await wait_of(desk.session, email_id, "smtp")
 
@@ -219,7 +214,7 @@ async def test_an_email_that_is_paused_waits_for_that_reason(
     assert found.until is not None
     assert abs(found.until - begun.until) < timedelta(seconds=1)
     assert found.detail == f"{sentence} until {begun.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC by ann: maintenance."
-    if scope is PauseScope.PROVIDER:  # another provider can send the email
+    if isinstance(asked, PauseProvider):  # another provider can send the email
         found = await wait_of(desk.session, email_id, "smtp", "ses")
         assert found.reason is WaitReason.QUEUED
         assert f"{sentence} until" in found.detail
@@ -233,7 +228,7 @@ async def test_resume_ends_the_wait_that_workers_began_and_is_audited(desk: Desk
             [slot, state],
         )
 
-    ended = await end(desk.session, PauseScope.PROVIDER, "smtp")
+    ended = await act(desk.session, ResumeProvider(provider="smtp"))
 
     assert (ended.subject, ended.reason, ended.actor) == ("provider smtp", "throttled", "dispatcher")
     marked = desk.books.select("select slot from provider_state where resumed_at is not null order by slot")
@@ -261,23 +256,23 @@ async def test_resume_of_a_provider_makes_emails_due_that_workers_postponed_with
     desk.books.change(email_id, publish_due_at=late, leased_at=now if is_leased else None)
     desk.books.change(email_id, attempt_count=attempts, attempt_base=base)
 
-    found = []
-    for scope, name in ((PauseScope.LANE, "normal"), (PauseScope.PROVIDER, "smtp")):
-        pause(desk.books.connection, scope, name)
-        await end(desk.session, scope, name)
-        found.append(desk.books.row(email_id)["publish_due_at"])
+    pause(desk.books.connection, "lane", "normal")
+    await act(desk.session, ResumeLane(lane="normal"))
+    assert desk.books.row(email_id)["publish_due_at"] == late
+    pause(desk.books.connection, "provider", "smtp")
+    await act(desk.session, ResumeProvider(provider="smtp"))
 
-    assert found[0] == late
-    assert (soon <= found[1] < late) if is_due_earlier else (found[1] == late)
+    due_at = desk.books.row(email_id)["publish_due_at"]
+    assert (soon <= due_at < late) if is_due_earlier else (due_at == late)
 
 
 async def test_resume_ends_a_pause_and_workers_waits_or_is_refused(desk: Desk) -> None:
     with pytest.raises(Refused, match="The provider smtp is not paused, and no worker waits for it"):
-        await end(desk.session, PauseScope.PROVIDER, "smtp")
-    begun = await begin(desk.session, PauseScope.PROVIDER, "smtp")
+        await act(desk.session, ResumeProvider(provider="smtp"))
+    begun = await act(desk.session, PauseProvider(provider="smtp"))
     desk.books.connection.execute("insert into provider_state (provider, slot, state) values ('smtp', 'a:w0', 'open')")
 
-    assert await end(desk.session, PauseScope.PROVIDER, "smtp") == begun
+    assert await act(desk.session, ResumeProvider(provider="smtp")) == begun
 
     assert desk.books.select("select from provider_state where resumed_at is not null")
     assert desk.books.count("operator_audit") == 2
@@ -287,14 +282,14 @@ async def test_a_worker_takes_a_resume_once_if_it_needs_it(desk: Desk, pool: Poo
     store = ProviderStore(pool, slot="a:w0")
     for provider in ("smtp", "ses"):
         await store.set_state(provider, "open", "connection_failed", 60.0)
-        await end(desk.session, PauseScope.PROVIDER, provider)
+        await act(desk.session, ResumeProvider(provider=provider))
     await store.set_state("smtp", "open", "connection_failed", 120.0)
     await store.set_state("ses", "closed", None, None)
 
     assert await store.take_resumes() == ["smtp"]
     assert await store.take_resumes() == []
     with pytest.raises(Refused):
-        await end(desk.session, PauseScope.PROVIDER, "ses")
+        await act(desk.session, ResumeProvider(provider="ses"))
 
 
 async def timeline(session: AsyncSession, email_id: UUID) -> list[Moment]:

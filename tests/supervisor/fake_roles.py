@@ -32,6 +32,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dispatcher.domain.values import dataclass
@@ -45,16 +46,11 @@ from dispatcher.telemetry import log
 FAILING_FORKS = "TOYS_FAILING_FORKS"
 """Environment variable: the number of forks that fail at first, as on a host that is short of processes."""
 HANG_SECONDS = "TOYS_HANG_SECONDS"
-"""Environment variable: the longest time for which a role may hang; unlimited if not set."""
+"""Environment variable: the longest time for which a role may hang; unlimited if 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Eager(Restarts):
-    """Restarts without a wait, so that a test sees hundreds of restarts per second."""
-
-    @property
-    def wait_seconds(self) -> float:
-        return 0.0
+EAGER = Restarts(first_wait_seconds=0.0)
+"""Restarts without a wait, so that a test sees hundreds of restarts per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +64,6 @@ class Patient(Restarts):
 
 @dataclass(frozen=True, slots=True)
 class FakeProcess:
-    """The name, argument and diary of a fake process."""
-
     name: str
     argument: str
     diary: Path
@@ -218,13 +212,13 @@ def role(text: str, folder: Path) -> Role:
         return KINDS[kind](toy, context)
 
     # The waits before a restart: after an exit, and after a failed boot.
-    waits = (Eager(), Eager()) if name.startswith("eager") else (Restarts(), BOOTS)
+    waits = (EAGER, EAGER) if name.startswith("eager") else (Restarts(), BOOTS)
     if name.startswith("patient"):
         waits = (Restarts(), Patient())
     return Role(name, run, int(times) if times else None, name in ("relay", "monitor"), *waits)
 
 
-def load_roles(first: list[str], folder: Path) -> list[Role]:
+def load_roles(folder: Path, first: list[str]) -> list[Role]:
     """The roles from the arguments, or from the file if it exists."""
     path = folder / "roles"
     texts = path.read_text().split() if path.exists() else first
@@ -246,24 +240,25 @@ def forking(failures: int) -> Callable[[], int]:
 
 
 def main(arguments: list[str]) -> int:
-    folder, drain_seconds, *roles = arguments
-    os.fork = forking(int(os.environ.get(FAILING_FORKS, "0")))
+    named, drain_seconds, *roles = arguments
+    folder = Path(named)
+    os.fork = forking(int(os.environ[FAILING_FORKS]))
     log.configure("info", "json")
     parent = Parent(
-        [role(text, Path(folder)) for text in roles],
-        run_dir=Path(folder) / "run",
+        [role(text, folder) for text in roles],
+        run_dir=folder / "run",
         drain_seconds=float(drain_seconds),
-        hang_seconds=float(os.environ.get(HANG_SECONDS, "0")),
-        metrics_folder=Path(folder) / "metrics",
+        hang_seconds=float(os.environ[HANG_SECONDS]),
+        metrics_folder=folder / "metrics",
         counts=False,
-        load_roles=lambda: load_roles(roles, Path(folder)),
+        load_roles=partial(load_roles, folder, roles),
     )
     pid = os.getpid()
     try:
         return parent.run()
     finally:
         if os.getpid() != pid:
-            FakeProcess("child", "", Path(folder) / "diary").note("escaped")
+            FakeProcess("child", "", folder / "diary").note("escaped")
 
 
 if __name__ == "__main__":

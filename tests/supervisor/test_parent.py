@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import pytest
 
 from dispatcher.supervisor.parent import REPEATED_SECONDS
 from tests.supervisor.conftest import ParentStarter, stop
-from tests.supervisor.program import DEADLINE_SECONDS, Program, eventually
+from tests.supervisor.program import DEADLINE_SECONDS, eventually
 
-STORM_PARENTS = 40
+STORM_PARENTS = 20
 
 
 def test_all_roles_start_and_a_drain_ends_the_relay_last_even_if_the_starter_blocked_signals(
@@ -111,19 +110,6 @@ def test_children_drain_when_their_parent_dies(starter: ParentStarter) -> None:
     assert {name for name, _ in starter.diary("stopped")} == {"by-signal", "by-lifeline", "by-either", "relay"}
 
 
-def test_no_process_outlives_a_parent_killed_during_a_reload(starter: ParentStarter) -> None:
-    parent = starter.start("worker*2=serve:0.1", "relay=serve")
-    eventually(lambda: len(starter.diary("serving")) == 3)
-    starter.change_roles("worker*2=signal", "relay=serve")
-    parent.send(signal.SIGHUP)
-    parent.await_events("process.started", 4)
-
-    parent.send(signal.SIGKILL)
-
-    parent.await_exit()
-    parent.await_all_ended()
-
-
 def test_children_that_are_just_being_forked_do_not_outlive_their_parent(starter: ParentStarter) -> None:
     for _ in range(3):
         parent = starter.start("eager-a=exit:0", "eager-b=exit:0", "b=serve", "relay=serve")
@@ -156,21 +142,14 @@ def test_an_unwritable_log_ends_no_process(starter: ParentStarter) -> None:
     stop(parent)
 
 
-@pytest.fixture
-def storm(tmp_path: Path) -> Iterator[Program]:
-    """Runs the storm program, which stops many parents, each at a random moment."""
-    argv = [sys.executable, "-m", "tests.supervisor.storm", str(STORM_PARENTS)]
-    program = Program(argv, tmp_path, "storm", env={"PATH": os.defpath})
-    yield program
-    program.destroy()
+def test_a_stop_works_whatever_the_parent_is_doing(starter: ParentStarter) -> None:
+    for _ in range(STORM_PARENTS):
+        parent = starter.start("eager-a=exit:0", "eager-b=exit:0", "eager-c=exit:0", "listens=signal", "relay=signal")
+        parent.await_events("process.started")  # at a different moment each time, because this is polled
 
+        parent.send(signal.SIGTERM)
 
-def test_a_stop_works_whatever_the_parent_is_doing(storm: Program) -> None:
-    ended = storm.await_events("storm.ended", seconds=5 * STORM_PARENTS)
-
-    assert ended["codes"] == {"0": STORM_PARENTS}
-    assert storm.await_exit() == 0
-    assert not storm.members()
+        assert parent.await_exit() == 0
 
 
 def test_a_signal_to_a_new_child_is_not_handled_as_the_parents(starter: ParentStarter) -> None:
