@@ -47,67 +47,6 @@ def arrived(place: SendGridPlace) -> dict[UUID, int]:
     return {UUID(email_id): times for email_id, times in place.times().items()}
 
 
-def calls(place: SendGridPlace) -> int:
-    return sum(place.double.begun.values())
-
-
-async def test_a_culprit_in_a_bulk_call_fails_alone_and_uses_no_other_emails_attempt(
-    bench: Bench, place: SendGridPlace
-) -> None:
-    place.double.behaviour.culprits = {"customer-37@example.com": "Does not contain a valid address."}
-    worker, email_ids = await start(bench, place)
-
-    await bench.settled({"sent": COUNT - 1, "failed": 1})
-
-    culprit = email_ids.pop(37)
-    assert bench.books.outcomes(culprit) == ["rejected"]
-    assert arrived(place) == dict.fromkeys(email_ids, 1)
-    assert calls(place) < COUNT / 3
-    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
-    assert bench.books.hourly() == {"accepted": COUNT - 1, "rejected": 1}
-    await until(lambda: worker.in_flight == 0)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_a_lost_answer_holds_only_the_emails_of_that_call(bench: Bench, place: SendGridPlace) -> None:
-    place.double.behaviour.fault, place.double.behaviour.times = Fault.CLOSE, 1
-    _, email_ids = await start(bench, place)
-
-    await until(lambda: bench.books.statuses()["sent"] + bench.books.statuses()["held"] == COUNT)
-
-    (first, *_) = place.double.received
-    lost = {UUID(one["custom_args"]["email_id"]) for one in first["personalizations"]}
-    assert {row["email_id"] for row in bench.books.rows() if row["status"] == "held"} == lost
-    assert arrived(place) == dict.fromkeys(email_ids, 1)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(bench: Bench, place: SendGridPlace) -> None:
-    place.double.behaviour.throttle(3600)
-    worker, _ = await start(bench, place)
-
-    await until(lambda: calls(place) > 0)
-    await bench.settled({"pending": COUNT})
-
-    await worker.stop()  # until then, a late lease statement may still commit
-    assert bench.books.statuses() == {"pending": COUNT}
-    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
-    assert not arrived(place)
-
-
-async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(bench: Bench, place: SendGridPlace) -> None:
-    place.double.behaviour.fault, place.double.behaviour.times = sendgrid_error(503, "not now"), 3
-    _, email_ids = await start(bench, place)
-
-    await bench.settled({"sent": COUNT})
-
-    states = {row["state"] for row in bench.books.select("select state from provider_state")}
-    assert states == {"closed"}
-    burnt = {UUID(email_id): times for email_id, times in place.double.requests.items()}
-    assert {row["email_id"]: row["attempt_count"] for row in bench.books.rows()} == burnt
-    assert arrived(place) == dict.fromkeys(email_ids, 1)
-
-
 @pytest.mark.parametrize("status", ["sent", "failed"])
 async def test_a_drain_waits_for_bulk_calls_and_for_the_smaller_calls_after_a_refused_one(
     bench: Bench, place: SendGridPlace, status: str

@@ -235,12 +235,15 @@ async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_i
     assert set(place.times().values()) == {1}
 
 
-async def test_429_defers_all_emails_and_one_reports_it(place: SendGridPlace) -> None:
-    place.double.behaviour.throttle(60)
+@pytest.mark.parametrize(("status", "reason"), [(429, Reason.THROTTLED), (503, Reason.SERVER_ERROR)])
+async def test_a_refusal_for_now_defers_all_emails_and_one_reports_it(
+    place: SendGridPlace, status: int, reason: Reason
+) -> None:
+    place.double.behaviour.fault = sendgrid_error(status, "not now")
 
     sends = await send_all(place, 100, some(100))
 
-    assert (kinds(sends), calls(place)) == ({(Deferred, Reason.THROTTLED)}, 1)
+    assert (kinds(sends), calls(place)) == ({(Deferred, reason)}, 1)
     assert [each.attempt.is_already_counted for each in sends] == [False, *[True] * 99]
 
 

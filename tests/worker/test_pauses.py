@@ -14,11 +14,9 @@ from dispatcher.actions.pauses import ResumeProvider
 from dispatcher.actions.runner import Face, Who
 from dispatcher.actions.runner import run as run_action
 from dispatcher.domain.controls import Controls, Pause, PauseScope
-from dispatcher.domain.outcome import Deferred, Outcome, Reason
-from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.outcome import Deferred, Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import Lease
 from dispatcher.worker.bulk_calls import with_bulk_calls
@@ -89,22 +87,6 @@ async def test_an_email_of_a_paused_tenant_whose_row_is_locked_is_put_back_when_
 
     await until(lambda: is_put_back(bench, locked) and is_put_back(bench, free))
     assert bench.provider.calls == []
-
-
-@pytest.mark.parametrize(("scope", "name"), [("all", ""), ("lane", "normal")])
-async def test_a_worker_that_starts_during_a_pause_sends_nothing_until_the_pause_ends_by_itself(
-    bench: Bench, scope: str, name: str
-) -> None:
-    pause(bench.books.connection, scope, name, seconds=2.5)
-    began_at = time.monotonic()
-    await bench.enqueue(20)
-    await bench.start()
-
-    await bench.settled({"sent": 20})
-
-    assert 2.4 < time.monotonic() - began_at < 8
-    assert set(bench.provider.accepted.values()) == {1}
-    await bench.nothing_left_on_the_queue()
 
 
 @pytest.mark.parametrize(
@@ -181,38 +163,6 @@ async def test_while_a_provider_is_paused_the_next_provider_takes_over(bench: Be
     await until_answer(first_sends)
 
 
-async def test_a_pause_is_in_force_in_two_workers_within_two_seconds(bench: Bench) -> None:
-    sent_at: dict[UUID, float] = {}
-
-    async def note(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        sent_at[email.email_id] = time.monotonic()
-        return await accept(provider, email, attempt)
-
-    providers = [ScriptedProvider("a"), ScriptedProvider("a")]
-    for provider in providers:
-        provider.always = note
-        await bench.start([provider], PREFETCH="8")
-    acme: list[UUID] = []
-
-    async def enqueue() -> None:
-        acme.extend(await bench.enqueue(4, tenant_id="acme"))
-        await bench.enqueue(4)
-
-    for _ in range(10):
-        await enqueue()
-    await until(lambda: all(provider.calls for provider in providers))
-    pause(bench.books.connection, "tenant", "acme")
-    paused_at = time.monotonic()
-    while time.monotonic() - paused_at < 3:
-        await enqueue()
-        await asyncio.sleep(0.1)
-
-    await until(lambda: set(bench.books.statuses()) == {"sent", "pending"})
-    assert all(sent_at.get(each, 0.0) < paused_at + 2 for each in acme)
-    others = [row["email_id"] for row in bench.books.rows() if row["tenant_id"] != "acme"]
-    assert any(sent_at[each] > paused_at + 2 for each in others if each in sent_at)
-
-
 A_PAUSE = Pause(PauseScope.ALL, "", None, "maintenance", "ann", None)  # type: ignore[arg-type]
 
 
@@ -231,6 +181,21 @@ def test_while_postgresql_cannot_be_read_the_last_known_pauses_stay_in_force() -
         await bench.pass_time()
 
     assert run(scenario).statuses() == {Status.SENT: 3}
+
+
+def test_a_busy_worker_leases_nothing_later_than_two_seconds_after_the_begin_of_a_pause() -> None:
+    async def scenario(bench: StageBench) -> None:
+        async def work(seconds: int) -> int:
+            for _ in range(10 * seconds):
+                bench.deliver(*bench.enqueue())
+                await bench.pass_time(0.1)
+            return bench.words.count("lease")
+
+        assert await work(5) == 50
+        bench.store.controls = Controls((A_PAUSE,))
+        assert await work(2) == await work(5)
+
+    run(scenario)
 
 
 def test_before_the_first_read_nothing_is_leased() -> None:

@@ -65,17 +65,6 @@ async def test_after_silence_the_email_is_tried_again_at_the_same_provider_under
     assert (row["provider"], row["pinned_at"], row["lease_token"]) == ("first", None, 1)
 
 
-async def test_without_keys_silence_is_held(bench: Bench) -> None:
-    first, second = ScriptedProvider("first"), ScriptedProvider("second", KEYED)
-    first.always = NO_ANSWER
-    await bench.start([first, second])
-
-    await bench.enqueue()
-
-    await bench.settled({"held": 1})
-    assert (len(first.calls), second.calls) == (1, [])
-
-
 @pytest.mark.parametrize(
     ("refusal", "counted"),
     [(Deferred(Reason.SERVER_ERROR, "busy", "503"), 2), (Deferred(Reason.CONNECTION_FAILED, "refused"), 0)],

@@ -33,30 +33,20 @@ DOMAINS = 10
 BACKLOG = 60
 PREFETCH = 8
 ATTEMPTS = 3
-BLOCKED_LIST = "554 5.7.1 Client host [192.0.2.1] blocked using a list"
 TOO_MANY = "550 Domain example.com has exceeded the max emails per hour (101/100) allowed"
 NO_CREDITS = "535 5.7.8 Authentication failed: Maximum credits exceeded"
-QUOTA = "554 5.2.0 STOREDRV.Submission.Exception:SubmissionQuotaExceededException"
 FAULTS = {
     "greeting, blocked host": (Step.CONNECT, "554 5.7.1 Your IP is blocked", "Your IP is blocked", 0),
     "login, no credits": (Step.AUTH, NO_CREDITS, "refuses the login", 0),
-    "MAIL, daily quota": (Step.MAIL, "550 5.4.5 Daily user sending limit exceeded", "Daily user sending", 3000),
-    "MAIL, no login": (Step.MAIL, "550 Unauthenticated senders not allowed", "Unauthenticated", 0),
     "MAIL, sender": (Step.MAIL, "553 5.7.1 Sender address rejected: not owned by user", "not owned by", 0),
-    "MAIL, unknown words": (Step.MAIL, "550 5.7.1 Rule 7 says no", "Rule 7 says no", 0),
     "RCPT, hourly quota": (Step.RCPT, TOO_MANY, "max emails per hour", 3000),
     "RCPT, relay": (Step.RCPT, "554 5.7.1 Relay access denied", "Relay access denied", 0),
-    "RCPT, blocklist": (Step.RCPT, BLOCKED_LIST, "Client host", 0),
     "RCPT, unknown words": (Step.RCPT, "550 Rule 7 says no", "Rule 7 says no", 0),
     "RCPT, too fast": (Step.RCPT, "450 4.7.1 Error: too much mail", "throttled", 0),
-    "DATA, quota": (Step.DATA, "452 4.3.1 Hourly quota exceeded", "Hourly quota", 3000),
-    "DATA, unknown words": (Step.DATA, "554 Rule 7 says no", "Rule 7 says no", 0),
-    "after the body, quota": (Step.END, QUOTA, "SubmissionQuota", 3000),
-    "after the body, suspended": (Step.END, "554 Sending suspended for this account", "suspended", 0),
     "after the body, unknown words": (Step.END, "554 5.7.1 Rule 7 says no", "Rule 7 says no", 0),
 }
 """What the server does, a part of the reason that operators are told, and for how many seconds it lasts at least."""
-WITH_SECOND = ("login, no credits", "RCPT, hourly quota", "RCPT, unknown words", "after the body, suspended")
+WITH_SECOND = ("login, no credits", "RCPT, unknown words", "after the body, unknown words")
 
 
 def backlog(bench: Bench, count: int = BACKLOG) -> list[UUID]:
@@ -141,9 +131,6 @@ async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> 
     [
         ("550 5.1.1 no such mailbox", False),
         ("550 5.1.1 no such mailbox", True),
-        ("550 no such user", True),
-        ("553 sorry", True),
-        ("552 5.2.2 mailbox full", True),
         ("554 5.7.1 Rejected by the recipient's spam policy", True),
     ],
 )
@@ -302,16 +289,9 @@ async def test_an_undecided_email_that_expires_before_its_next_try_is_released(b
     await bench.nothing_left_on_the_queue()
 
 
-UNOPENED: dict[str, dict[Step, str]] = {
-    "greeting 451": {Step.CONNECT: "451 4.7.1 Greylisted"},
-    "greeting 554": {Step.CONNECT: "554 5.3.2 no SMTP service here"},
-    "closed": {Step.CONNECT: SmtpFault.CLOSE},
-    "EHLO 421": {Step.EHLO: "421 4.3.2 busy"},
-    "EHLO reset": {Step.EHLO: SmtpFault.RESET},
-}
-
-
-@pytest.mark.parametrize("script", UNOPENED.values(), ids=UNOPENED)
+@pytest.mark.parametrize(
+    "script", [{Step.CONNECT: "554 5.3.2 no SMTP service here"}, {Step.EHLO: SmtpFault.RESET}], ids=["greeting", "EHLO"]
+)
 async def test_a_refused_connection_greeting_or_ehlo_uses_no_attempt(
     bench: Bench, tmp_path: Path, script: dict[Step, str]
 ) -> None:

@@ -4,15 +4,13 @@ cannot send every email."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any, Final
-from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
@@ -150,45 +148,6 @@ async def test_while_no_provider_may_be_tried_for_long_the_messages_go_to_other_
     assert bench.books.statuses() == {"pending": 40}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
     assert not set(more) & set(bench.provider.calls)
-
-
-class Throttling(ScriptedProvider):
-    """Throttles for a given time after its first call, and records all calls."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.until = 0.0
-        self.refused: Counter[UUID] = Counter()
-        self.accepted_at: list[float] = []
-
-    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        now = asyncio.get_running_loop().time()
-        self.until = self.until or now + self.seconds
-        if now < self.until:
-            self.refused[email.email_id] += 1
-            attempt.mark_on_wire()
-            return Deferred(Reason.THROTTLED, "slow down", "429", self.until - now)
-        self.accepted_at.append(now)
-        return await super().send(email, attempt)
-
-
-async def test_nothing_is_sent_during_a_pause_and_everything_after_it(bench: Bench) -> None:
-    provider = Throttling(seconds=1.5)
-    worker = await bench.start([provider])
-    email_ids = await bench.enqueue(100)
-    await until(lambda: provider.refused and not bench.books.statuses()["sending"])
-    await bench.deliver(email_ids)
-
-    await bench.settled({"sent": 100})
-
-    # The provider may still refuse emails that were on the wire at the first refusal. After these emails, the worker
-    # makes no call before the requested time.
-    assert set(provider.refused.values()) == {1}
-    assert min(provider.accepted_at) >= provider.until
-    assert provider.accepted == dict.fromkeys(email_ids, 1)
-    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
-    await until(lambda: worker.in_flight == 0)
 
 
 async def test_a_failed_provider_is_reported_without_addresses_and_gets_one_probe_at_a_time(bench: Bench) -> None:

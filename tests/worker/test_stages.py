@@ -17,6 +17,7 @@ from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import read_suspects
+from dispatcher.host.ledger_reader import living_ledger
 from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW
 from dispatcher.store.leases import Lease
@@ -33,7 +34,7 @@ from tests.worker.scripted import (
     leave_when_let_go,
     throttle_when_let_go,
 )
-from tests.worker.stage_bench import FakeStore, StageBench, run
+from tests.worker.stage_bench import LONG_SECONDS, FakeStore, StageBench, run
 
 LATER = Deferred(Reason.SERVER_ERROR, "later", "500")
 THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 600.0)
@@ -66,6 +67,8 @@ def test_commit_the_lease_then_write_one_slot_then_send_then_ack() -> None:
         bench.deliver(*bench.enqueue())
         await bench.pass_time(1)
         assert bench.slots_in_use == 0
+        assert (living := living_ledger(bench.ledger.path)) is not None
+        assert living.database_id == await bench.store.find_database_id()
 
     bench = run(scenario)
 
@@ -532,16 +535,6 @@ def test_a_release_whose_reply_is_lost_ends_in_one_more_lease_and_one_send() -> 
     assert set(bench.provider.accepted.values()) == {1}
 
 
-def test_a_message_that_points_to_an_unknown_email_is_rejected() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.deliver(UUID(int=5))
-        bench.broker.open[99] = UUID(int=6)
-        bench.pipeline.lease.take(Delivery(99, 1, b"garbage", redelivered=False))
-        await bench.turns()
-
-    assert run(scenario).broker.settled == {1: "reject", 99: "reject"}
-
-
 @pytest.mark.parametrize("act", [leave_when_let_go, answer(replace(LATER, retry_after=50.0))], ids=["unsent", "waits"])
 def test_an_email_whose_lease_was_lost_before_sending_or_before_the_retry_is_not_sent(act: Act) -> None:
     async def scenario(bench: StageBench) -> None:
@@ -598,6 +591,25 @@ def test_emails_that_wait_for_a_connection_are_not_sent_after_their_provider_was
     rows = {(row.status, row.attempts) for row in bench.store.rows.values()}
     assert rows == {(Status.SENT, 1) if has_second else (Status.PENDING, 0)}
     assert (first.accepted, set(second.accepted.values())) == ({}, {1} if has_second else set())
+
+
+def test_the_wait_for_a_connection_takes_no_time_from_the_attempt() -> None:
+    seconds_left: list[float] = []
+
+    async def wait_for_long(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        await asyncio.sleep(LONG_SECONDS)
+        attempt.connection_acquired()
+        seconds_left.append(attempt.deadline - asyncio.get_running_loop().time())
+        return await accept(provider, email, attempt)
+
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = wait_for_long
+        bench.deliver(*bench.enqueue())
+        await bench.pass_time(2 * LONG_SECONDS)
+
+    bench = run(scenario, send_timeout_seconds=5.0)
+
+    assert (bench.statuses(), seconds_left) == ({Status.SENT: 1}, [5.0])
 
 
 def test_an_email_that_gets_no_connection_waits_again_and_uses_no_attempt() -> None:
