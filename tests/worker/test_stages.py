@@ -176,6 +176,25 @@ def test_a_result_refused_while_in_doubt_waits_and_delays_no_other() -> None:
     assert bench.broker.settled == {1: "ack", 2: "ack"}
 
 
+def test_an_email_whose_row_is_locked_while_on_the_wire_delays_no_other_and_is_recorded_when_it_is_free() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = accept_when_let_go
+        locked, other = bench.enqueue(2)
+        bench.deliver(locked, other)
+        await bench.turns()
+        bench.store.locked_ids.add(locked)
+        bench.provider.let_go()
+        await bench.pass_time()
+        assert [bench.store.rows[each].status for each in (locked, other)] == [Status.SENDING, Status.SENT]
+        assert (bench.slots_in_use, bench.broker.settled) == (1, {2: "ack"})
+        bench.store.locked_ids.clear()
+        await bench.pass_time()
+
+    bench = run(scenario)
+
+    assert (bench.statuses(), bench.broker.settled) == ({Status.SENT: 2}, {1: "ack", 2: "ack"})
+
+
 class VoidedMeanwhile(Ledger):
     """A ledger whose leases are all voided after a slot was written and before the worker checks the lease."""
 
