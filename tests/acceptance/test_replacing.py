@@ -13,9 +13,7 @@ import pytest
 from tests.acceptance.harness import CONNECTIONS, Host, Sink, emails, stop
 
 
-def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_if_their_ledgers_are_deleted(
-    host: Host,
-) -> None:
+def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_without_their_ledgers(host: Host) -> None:
     host.sink("--latency-ms", "20")
     run = host.run(RECYCLE_EMAILS=400)
     host.await_consumers()

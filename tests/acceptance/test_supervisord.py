@@ -112,9 +112,7 @@ def posted(port: int) -> tuple[int, str, bool]:
     return status, json.loads(answer.rpartition(b"\n\n")[2])["id"], b"idempotent-replayed: true" in answer
 
 
-def test_each_email_is_sent_once_through_restarts_kills_and_changes_of_the_env_file_and_a_stop_is_not_undone(
-    host: Host,
-) -> None:
+def test_restarts_kills_and_new_settings_repeat_no_email_and_a_stop_is_not_undone(host: Host) -> None:
     host.sink("--latency-ms", "20")
     ids = host.enqueue(emails(EMAILS))
     supervised = Supervised(host)

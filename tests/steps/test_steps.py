@@ -73,9 +73,7 @@ def running(server: ChoosyServer) -> Iterator[int]:
         loop.close()
 
 
-def test_kills_between_the_transactions_of_an_email_send_no_recipient_a_duplicate_and_leave_none_out(
-    host: Host,
-) -> None:
+def test_kills_between_the_transactions_of_an_email_send_no_duplicate_and_leave_no_recipient_out(host: Host) -> None:
     server = ChoosyServer(rule=at_most(1))
     kill_plan = KillPlan(host.folder, seed=3)
     kill_plan.allow(0, 0)

@@ -48,9 +48,7 @@ def arrived(place: SendGridPlace) -> dict[UUID, int]:
 
 
 @pytest.mark.parametrize("status", ["sent", "failed"])
-async def test_a_drain_waits_for_bulk_calls_and_for_the_smaller_calls_after_a_refused_one(
-    bench: Bench, place: SendGridPlace, status: str
-) -> None:
+async def test_a_drain_waits_for_bulk_calls_and_their_parts(bench: Bench, place: SendGridPlace, status: str) -> None:
     place.double.behaviour.latency_seconds = 0.3
     if status == "failed":
         place.double.behaviour.fault = sendgrid_error(400, "The template is not active.", field="template_id")

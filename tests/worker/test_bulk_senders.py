@@ -178,9 +178,7 @@ async def test_an_email_that_cannot_be_rendered_does_not_affect_the_others(place
 
 @pytest.mark.parametrize("names", [True, False], ids=["named", "unnamed"])
 @pytest.mark.parametrize("culprits", [[CULPRIT], [CULPRIT, ANOTHER]], ids=["one", "two"])
-async def test_culprits_among_a_hundred_are_refused_alone_and_the_others_arrive_once(
-    place: SendGridPlace, names: bool, culprits: list[str]
-) -> None:
+async def test_culprits_are_refused_alone(place: SendGridPlace, names: bool, culprits: list[str]) -> None:
     place.double.behaviour.culprits = dict.fromkeys(culprits, "Does not contain a valid address.")
     place.double.behaviour.names_culprits = names
 
@@ -221,9 +219,7 @@ async def test_a_refused_call_to_sendgrid_is_made_again_in_parts_or_fails_all_it
 
 
 @pytest.mark.parametrize("act", [Fault.CLOSE, Fault.HANG])
-async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_is_sent_again(
-    place: SendGridPlace, act: Fault
-) -> None:
+async def test_a_lost_answer_leaves_a_whole_call_uncertain_and_unrepeated(place: SendGridPlace, act: Fault) -> None:
     place.double.behaviour.fault, place.double.behaviour.times = act, 1
 
     sends = await send_all(place, 50, some(100), seconds=LATER_SECONDS)
@@ -236,7 +232,7 @@ async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_i
 
 
 @pytest.mark.parametrize(("status", "reason"), [(429, Reason.THROTTLED), (503, Reason.SERVER_ERROR)])
-async def test_a_refusal_for_now_defers_all_emails_and_one_reports_it(
+async def test_a_refusal_for_now_defers_all_and_one_reports_it(
     place: SendGridPlace, status: int, reason: Reason
 ) -> None:
     place.double.behaviour.fault = sendgrid_error(status, "not now")
@@ -258,9 +254,7 @@ async def test_a_text_about_the_whole_call_repeats_no_email_content(place: SendG
         assert "customer" not in each.outcome.detail
 
 
-async def test_an_email_that_may_not_be_sent_is_dropped_and_the_others_are_sent_once(
-    place: SendGridPlace, ses: SesPlace
-) -> None:
+async def test_an_email_that_may_not_be_sent_is_dropped_alone(place: SendGridPlace, ses: SesPlace) -> None:
     for used in (place, ses):
         sends = await send_all(used, 50, some(50), refused_at=4)
 

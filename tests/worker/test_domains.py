@@ -34,9 +34,7 @@ def smtp(bench: Bench) -> ScriptedProvider:
     return bench.provider
 
 
-async def test_emails_beyond_the_rate_wait_in_their_rows_and_others_are_sent(
-    bench: Bench, smtp: ScriptedProvider
-) -> None:
+async def test_emails_beyond_the_rate_wait_in_rows_and_others_are_sent(bench: Bench, smtp: ScriptedProvider) -> None:
     second = ScriptedProvider("sendgrid")
     set_limit(bench, rate=0.01)
     await bench.start([smtp, second], PREFETCH="8")
@@ -85,9 +83,7 @@ async def test_waiting_emails_have_places_per_lane_and_tenant_and_a_changed_ceil
         await until_answer(is_sent)
 
 
-async def test_no_more_attempts_than_slots_run_at_the_same_time_and_others_are_not_delayed(
-    bench: Bench, smtp: ScriptedProvider
-) -> None:
+async def test_no_more_attempts_than_slots_run_at_once_and_delay_none(bench: Bench, smtp: ScriptedProvider) -> None:
     set_limit(bench, slots=2)
     limited, others = bench.books.enqueue(60, to=LIMITED), bench.books.enqueue(60, to=OTHER)
     for email_id in others:
@@ -147,9 +143,7 @@ async def test_a_try_without_an_attempt_uses_up_no_token(
     assert next(closed, None) is None
 
 
-async def test_a_worker_that_drains_releases_an_email_that_waits_for_a_slot(
-    bench: Bench, smtp: ScriptedProvider
-) -> None:
+async def test_a_draining_worker_releases_an_email_that_waits_for_a_slot(bench: Bench, smtp: ScriptedProvider) -> None:
     set_limit(bench, slots=1)
     smtp.always = accept_when_let_go
     worker = await bench.start()

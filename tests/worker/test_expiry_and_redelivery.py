@@ -40,9 +40,7 @@ class BulkWhenLetGo(ScriptedBulk):
 
 
 @pytest.mark.parametrize("is_bulk", [False, True], ids=["alone", "in a bulk call"])
-async def test_an_email_that_expires_under_its_lease_is_refused_in_the_turn_of_the_first_byte(
-    bench: Bench, is_bulk: bool
-) -> None:
+async def test_an_email_that_expires_under_its_lease_is_refused_at_its_first_byte(bench: Bench, is_bulk: bool) -> None:
     provider = BulkWhenLetGo() if is_bulk else ScriptedProvider()
     provider.always = leave_when_let_go
     await bench.start([with_bulk_calls(provider, 10)])
@@ -62,9 +60,7 @@ async def test_an_email_that_expires_under_its_lease_is_refused_in_the_turn_of_t
     await bench.nothing_left_on_the_queue()
 
 
-async def test_an_expired_email_is_not_leased_and_a_retry_after_the_expiry_does_not_keep_an_email_leased(
-    bench: Bench,
-) -> None:
+async def test_an_expired_email_is_not_leased_and_none_waits_under_a_lease_for_a_later_retry(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=50.0))
     expired, waits = bench.books.enqueue(1, expires_at=soon(60)) + bench.books.enqueue(1, expires_at=soon(40))
     bench.books.change(expired, expires_at=PAST)

@@ -35,9 +35,7 @@ def expired(books: Books) -> bool:
     return bool(books.select("select from email_log where status = 'sending' and locked_until < clock_timestamp()"))
 
 
-async def test_the_leases_of_a_slow_send_and_of_an_email_that_waits_for_a_retry_are_renewed_again_and_again(
-    bench: Bench,
-) -> None:
+async def test_the_leases_of_a_slow_send_and_of_a_waiting_email_are_renewed_again_and_again(bench: Bench) -> None:
     slow, waits = bench.books.enqueue(2)
     bench.provider.script[slow].append(accept_when_let_go)
     bench.provider.script[waits].append(answer(Deferred(Reason.REFUSED, retry_after=LONGER_SECONDS)))
@@ -109,9 +107,7 @@ async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench,
     assert bench.provider.accepted == {email_id: 1}
 
 
-async def test_a_worker_that_was_disconnected_undoes_the_recovery_of_emails_that_were_not_accepted(
-    bench: Bench, postgres: Proxy, tables_url: str
-) -> None:
+async def test_a_reconnected_worker_undoes_needless_recoveries(bench: Bench, postgres: Proxy, tables_url: str) -> None:
     on_the_wire: tuple[Outcome, ...] = (
         Accepted(),
         Deferred(Reason.REFUSED),

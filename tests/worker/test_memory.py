@@ -43,7 +43,7 @@ async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attemp
 
 
 @pytest.mark.parametrize("prefetch", ["8", "256"])
-async def test_large_emails_stay_within_the_memory_budget_and_do_not_delay_small_or_light_ones(
+async def test_large_emails_share_the_memory_budget_and_delay_no_small_or_light_one(
     bench: Bench, prefetch: str
 ) -> None:
     bench.provider.always = wait_if_large

@@ -142,9 +142,7 @@ async def test_messages_for_finished_emails_and_emails_of_another_worker_are_ack
     assert bench.books.rows()[: len(others)] == rows
 
 
-async def test_a_dead_letter_that_is_moved_to_the_send_queue_goes_back_and_the_log_names_the_command(
-    bench: Bench,
-) -> None:
+async def test_a_dead_letter_moved_to_the_send_queue_goes_back_and_the_log_names_the_command(bench: Bench) -> None:
     dead_emails = DeadEmails(bench.books, bench.rabbit, bench.topology)
     letters: dict[UUID, bytes] = {}
     columns: tuple[dict[str, Any], ...] = ({}, {"status": "held"}, {"expires_at": EXPIRED}, {})
@@ -237,9 +235,7 @@ async def test_a_bundle_is_not_acked_while_one_of_its_emails_is_on_the_wire(benc
 
 
 @pytest.mark.parametrize("unknown_at", [0, 4])
-async def test_a_bundle_with_one_unknown_email_goes_to_the_dlq_once_the_others_are_sent(
-    bench: Bench, unknown_at: int
-) -> None:
+async def test_a_bundle_with_one_unknown_email_goes_to_the_dlq_after_the_rest(bench: Bench, unknown_at: int) -> None:
     email_ids = bench.books.enqueue(4)
     withhold(bench, email_ids[3:])
     await bench.start()

@@ -48,9 +48,7 @@ async def until_in_force() -> None:
 
 
 @pytest.mark.parametrize("are_together", [False, True], ids=["messages", "a bundle in bulk calls"])
-async def test_messages_of_a_paused_tenant_are_acked_and_their_emails_are_due_again_unpublished(
-    bench: Bench, are_together: bool
-) -> None:
+async def test_messages_of_a_paused_tenant_are_acked_and_emails_put_back(bench: Bench, are_together: bool) -> None:
     provider = ScriptedBulk()
     pause(bench.books.connection, "tenant", "acme")
     await bench.start([with_bulk_calls(provider, 50) if are_together else provider])
@@ -100,9 +98,7 @@ async def test_an_email_of_a_paused_tenant_whose_row_is_locked_is_put_back_when_
         ("provider", "a", leave_when_let_go),
     ],
 )
-async def test_emails_that_wait_under_a_lease_are_released_within_two_seconds(
-    bench: Bench, scope: str, name: str, act: Act
-) -> None:
+async def test_waiting_leased_emails_are_released_in_two_seconds(bench: Bench, scope: str, name: str, act: Act) -> None:
     provider = ScriptedProvider("a")
     provider.always = act
     await bench.start([provider], RETRY_CAP_SECONDS="60")
@@ -305,9 +301,7 @@ def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released(
     ],
     ids=["throttled", "asked to wait", "fault"],
 )
-async def test_resume_ends_the_wait_that_a_worker_began_itself_within_two_seconds(
-    bench: Bench, tables_url: str, act: Act
-) -> None:
+async def test_resume_ends_a_workers_own_wait_within_two_seconds(bench: Bench, tables_url: str, act: Act) -> None:
     bench.provider.always = act
     await bench.start()
     email_ids = await bench.enqueue(20)

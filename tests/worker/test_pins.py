@@ -50,9 +50,7 @@ def pair(*acts: Act) -> tuple[ScriptedProvider, ScriptedProvider]:
 
 
 @pytest.mark.parametrize("policy", ["hold", "resend"])
-async def test_after_silence_the_email_is_tried_again_at_the_same_provider_under_the_same_lease(
-    bench: Bench, policy: str
-) -> None:
+async def test_after_silence_the_email_is_tried_again_there_under_the_same_lease(bench: Bench, policy: str) -> None:
     first, second = pair(accept_by_key, accept_by_key)
     await bench.start([first, second], ON_UNCERTAIN=policy)
 

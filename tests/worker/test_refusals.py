@@ -66,9 +66,7 @@ def reasons(bench: Bench) -> list[tuple[str, float]]:
 @pytest.mark.parametrize(
     ("case", "has_second"), [*((case, False) for case in FAULTS), *((case, True) for case in WITH_SECOND)]
 )
-async def test_a_refused_backlog_stays_pending_or_goes_to_the_second_provider(
-    case: str, has_second: bool, bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_refused_backlog_waits_or_fails_over(case: str, has_second: bool, bench: Bench, tmp_path: Path) -> None:
     step, reply, told, lasts = FAULTS[case]
     login = ("user", "password") if step is Step.AUTH else None
     second = ScriptedProvider("second")
@@ -85,9 +83,7 @@ async def test_a_refused_backlog_stays_pending_or_goes_to_the_second_provider(
 
 
 @pytest.mark.parametrize("case", ["RCPT, relay", "RCPT, unknown words", "MAIL, sender"])
-async def test_three_refused_emails_are_enough_and_the_log_says_why_an_email_waits(
-    case: str, bench: Bench, tmp_path: Path
-) -> None:
+async def test_three_refusals_are_enough_and_the_log_says_why(case: str, bench: Bench, tmp_path: Path) -> None:
     step, reply, told, _ = FAULTS[case]
     async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={step: reply})) as place:
         await bench.start([place.provider])
@@ -166,9 +162,7 @@ async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("domains", [1, pytest.param(30, marks=pytest.mark.slow)])
-async def test_thirty_recipients_that_the_server_cannot_look_up_do_not_stop_other_emails(
-    bench: Bench, tmp_path: Path, domains: int
-) -> None:
+async def test_thirty_unverified_recipients_stop_no_other_emails(bench: Bench, tmp_path: Path, domains: int) -> None:
     async with smtp_place(tmp_path / "sink") as place:
         await bench.start([place.provider], MAX_ATTEMPTS=str(ATTEMPTS))
         for number in range(30):
@@ -205,9 +199,7 @@ UNCLEAR = Rejected(Reason.REFUSED, "Rule 7 says no", "550")
     ],
     ids=["429", "429 for a second", "500", "fault"],
 )
-async def test_an_email_that_always_causes_a_provider_wide_refusal_fails_alone(
-    bench: Bench, outcome: Outcome | ProviderFault
-) -> None:
+async def test_the_cause_of_provider_wide_refusals_fails_alone(bench: Bench, outcome: Outcome | ProviderFault) -> None:
     bench.provider.always = refuse(outcome)
     await bench.start(MAX_ATTEMPTS=str(ATTEMPTS))
     await bench.enqueue(to="bad@bad.example")
@@ -249,9 +241,7 @@ async def test_a_backlog_that_is_greylisted_at_one_domain_does_not_delay_emails_
 
 
 @pytest.mark.parametrize("outcome", [UNCLEAR, replace(UNCLEAR, fault=RELAY)], ids=["unknown words", "known words"])
-async def test_a_backlog_that_is_rejected_at_one_domain_does_not_stop_emails_to_other_domains(
-    bench: Bench, outcome: Rejected
-) -> None:
+async def test_a_backlog_rejected_at_one_domain_stops_no_emails_to_others(bench: Bench, outcome: Rejected) -> None:
     bench.provider.always = refuse(outcome)
     await bench.start(PREFETCH=str(PREFETCH))
     rejected = await bench.enqueue(100, to="bad@bad.example")
@@ -292,9 +282,7 @@ async def test_an_undecided_email_that_expires_before_its_next_try_is_released(b
 @pytest.mark.parametrize(
     "script", [{Step.CONNECT: "554 5.3.2 no SMTP service here"}, {Step.EHLO: SmtpFault.RESET}], ids=["greeting", "EHLO"]
 )
-async def test_a_refused_connection_greeting_or_ehlo_uses_no_attempt(
-    bench: Bench, tmp_path: Path, script: dict[Step, str]
-) -> None:
+async def test_a_refused_opening_uses_no_attempt(bench: Bench, tmp_path: Path, script: dict[Step, str]) -> None:
     async with smtp_place(tmp_path / "sink", SmtpBehaviour(script=script, times=1)) as place:
         await bench.start([place.provider], MAX_ATTEMPTS="1")
 
@@ -304,9 +292,7 @@ async def test_a_refused_connection_greeting_or_ehlo_uses_no_attempt(
         assert bench.books.outcomes(email_id) == ["accepted"]
 
 
-async def test_a_single_email_waits_for_an_unreachable_provider_and_status_says_why(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_an_email_waits_for_an_unreachable_provider_and_status_says_why(bench: Bench, tmp_path: Path) -> None:
     async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={Step.CONNECT: SmtpFault.RESET})) as place:
         await bench.start([place.provider], MAX_ATTEMPTS="1")
 

@@ -81,9 +81,7 @@ async def test_a_refusal_that_concerns_the_provider_goes_to_the_next_at_once_and
     [FAULT, refuse(Reason.THROTTLED, 60.0), refuse(Reason.CONNECTION_FAILED)],
     ids=["fault", "throttled", "unreached"],
 )
-async def test_a_refusal_that_uses_no_attempt_goes_to_the_next_provider_within_the_attempt(
-    bench: Bench, act: Act
-) -> None:
+async def test_a_refusal_that_uses_no_attempt_goes_to_the_next_within_the_attempt(bench: Bench, act: Act) -> None:
     first, second = pair(act)
     worker = await bench.start([first, second])
 
@@ -112,9 +110,7 @@ async def test_an_email_is_tried_for_the_same_time_with_any_number_of_providers(
     assert (attempts[-1]["started_at"] - attempts[0]["started_at"]).total_seconds() >= 1
 
 
-async def test_a_provider_that_fails_as_a_whole_is_paused_and_its_emails_are_released_without_using_an_attempt(
-    bench: Bench,
-) -> None:
+async def test_a_failing_provider_is_paused_and_its_emails_are_released_without_using_an_attempt(bench: Bench) -> None:
     bench.provider.always = refuse(Reason.CONNECTION_FAILED)
     await bench.start()
     email_ids = await bench.enqueue(100)
@@ -132,9 +128,7 @@ async def test_a_provider_that_fails_as_a_whole_is_paused_and_its_emails_are_rel
 
 
 @pytest.mark.parametrize("reason", [Reason.THROTTLED, Reason.SERVER_ERROR])
-async def test_while_no_provider_may_be_tried_for_long_the_messages_go_to_other_consumers(
-    bench: Bench, reason: Reason
-) -> None:
+async def test_while_no_provider_may_be_tried_messages_go_to_other_consumers(bench: Bench, reason: Reason) -> None:
     bench.provider.always = refuse(reason, 600.0)
     worker = await bench.start()
     await bench.enqueue(20)
@@ -229,9 +223,7 @@ async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, att
 
 
 @pytest.mark.parametrize("declares", [NO_TEMPLATES, WITH_TEMPLATES], ids=["declared", "found"])
-async def test_templated_emails_wait_for_the_provider_with_templates_while_others_use_the_next_provider(
-    bench: Bench, declares: Capabilities
-) -> None:
+async def test_templated_emails_wait_for_their_provider_and_others_do_not(bench: Bench, declares: Capabilities) -> None:
     sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", declares)
     sendgrid.always = fail(ProviderFault("sendgrid", "bad credentials"), after_leaving=False)
     templated = bench.books.enqueue(20, **TEMPLATED)
@@ -273,9 +265,7 @@ async def test_emails_that_wait_for_their_provider_do_not_fill_the_window(bench:
     assert {row["lease_token"] for row in bench.books.rows()} == {1}  # each email was leased only once
 
 
-async def test_an_email_that_no_configured_provider_can_send_fails_at_once_and_names_what_it_needs(
-    bench: Bench,
-) -> None:
+async def test_an_email_that_no_provider_can_send_fails_at_once_and_names_what_it_needs(bench: Bench) -> None:
     smtp = ScriptedProvider("smtp", NO_TEMPLATES)
     await bench.start([smtp])
 
@@ -313,9 +303,7 @@ FORBIDDEN: Final[dict[str, Any]] = {
 }
 
 
-async def test_an_email_with_a_header_that_controls_a_provider_fails_at_once_alone_and_in_bulk_calls(
-    bench: Bench,
-) -> None:
+async def test_an_email_with_a_header_that_controls_a_provider_fails_alone_and_in_bulk_calls(bench: Bench) -> None:
     bulk, smtp = ScriptedBulk("sendgrid", WITH_TEMPLATES), ScriptedProvider("smtp")
     await bench.start([with_bulk_calls(bulk, 10), smtp])
 

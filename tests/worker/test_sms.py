@@ -108,9 +108,7 @@ NOT_ALLOWED: Final[list[tuple[list[str], str]]] = [
 ]
 
 
-async def test_stored_sms_that_are_too_long_or_whose_number_is_not_allowed_on_this_host_are_not_sent(
-    bench: Bench,
-) -> None:
+async def test_stored_sms_that_are_too_long_or_whose_number_is_not_allowed_here_are_not_sent(bench: Bench) -> None:
     texts = sms_provider()
     sms_ids = await enqueued(bench, len(NOT_ALLOWED))
     for email_id, (to, _) in zip(sms_ids, NOT_ALLOWED, strict=True):

@@ -205,9 +205,7 @@ class VoidedMeanwhile(Ledger):
         return float("inf") if self.is_voided and len(self._free) < self._slots else 0.0
 
 
-def test_an_email_whose_lease_is_voided_after_its_slot_was_written_is_not_sent_and_its_slot_is_cleared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_email_whose_lease_is_voided_after_its_slot_was_written_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VoidedMeanwhile, "is_voided", True)
     monkeypatch.setattr("tests.worker.stage_bench.Ledger", VoidedMeanwhile)
 
@@ -574,9 +572,7 @@ def test_an_email_whose_lease_was_lost_before_sending_or_before_the_retry_is_not
     assert (bench.statuses(), bench.broker.settled) == ({Status.HELD: 1}, {1: "ack"})
 
 
-async def send_after_waiting_for_a_connection(
-    provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt
-) -> Outcome:
+async def wait_for_a_connection(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     await provider.wait(email.email_id)
     attempt.connection_acquired()
     return await accept(provider, email, attempt)
@@ -588,11 +584,9 @@ async def send_after_waiting_for_a_connection(
     [answer(THROTTLED), fail(ProviderFault("first", "bad credentials"), after_leaving=True)],
     ids=["429", "fault"],
 )
-def test_emails_that_wait_for_a_connection_are_not_sent_after_their_provider_was_paused(
-    act: Act, has_second: bool
-) -> None:
+def test_emails_that_wait_for_a_connection_are_not_sent_if_their_provider_is_paused(act: Act, has_second: bool) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
-    first.always = send_after_waiting_for_a_connection
+    first.always = wait_for_a_connection
 
     async def scenario(bench: StageBench) -> None:
         refused, *others = bench.enqueue(20)
