@@ -14,10 +14,10 @@ from tests.acceptance.harness import CONNECTIONS, Host, Sink, emails, stop
 
 
 def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_without_their_ledgers(host: Host) -> None:
-    host.sink("--latency-ms", "20")
-    run = host.run(RECYCLE_EMAILS=400)
+    host.sink("--latency-ms", "50")
+    run = host.run(RECYCLE_EMAILS=150)
     host.await_consumers()
-    ids = host.enqueue(emails(390))
+    ids = host.enqueue(emails(145))
     host.await_delivered(50)
 
     run.send(signal.SIGHUP)
@@ -30,13 +30,13 @@ def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_wi
     after = set(host.run_dir.glob("*.ledger"))
     assert len(after) == 2
     assert not after & before
-    ids |= host.enqueue(emails(1000, name="more"))  # at least one of two workers sends more than 480
+    ids |= host.enqueue(emails(400, name="more"))  # at least one of two workers sends more than 180
     run.await_events("process.exited", 3, reason="recycled")
 
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()
-    assert books.counts == {"sent": 1390}
+    assert books.counts == {"sent": 545}
     assert {event["reason"] for event in run.events("process.exited")} == {"reloaded", "recycled", "drained"}
     assert not list(host.run_dir.glob("*.ledger"))
 

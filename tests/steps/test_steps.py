@@ -23,33 +23,15 @@ from tests.steps.kill_points import WORKER_STEPS, KillPlan, Step
 from tests.steps.proof import SETTINGS, count_unfinished, prove, table
 from tests.supervisor.program import eventually
 
-KILLS = 20
+KILLS = 14
 RECIPIENTS = [f"{name}@example.org" for name in ("ann", "bob", "cem")]
 
 
 def test_kills_at_every_step_of_a_worker_and_some_of_the_relay_lose_and_duplicate_nothing(host: Host) -> None:
-    proof = prove(host, kills=24, seed=1)
+    proof = prove(host, kills=20, seed=1)
 
     assert {kill.step for kill in proof.kills} >= set(WORKER_STEPS)
-    assert len(proof.kills) == 24
-
-
-def test_an_email_that_kills_its_worker_while_rendered_fails_and_stops_no_other(host: Host) -> None:
-    poison, *_ = host.enqueue(emails(1, name="poison"))
-    host.sink()
-    argv = [sys.executable, "-m", "tests.steps.program", str(poison)]
-
-    # The worker has one connection, so no other email is on the wire when the worker dies.
-    run = host.program(argv, "run", env=host.environment(METRICS_ADDRESS="off", SMTP_CONNECTIONS=1))
-    ids = host.enqueue(emails(200))
-
-    books = host.await_finished(ids | {poison})
-    stop(run)
-    books.assert_balanced()
-    assert books.counts == {"sent": 200, "failed": 1}
-    assert host.rows()[poison].error_type == "worker_crashed"
-    assert len(run.events("process.exited", exit_status="signal SIGKILL")) == 3
-    assert [event["crashes"] for event in run.events("email.recovered", reason="worker_crashed")] == [1, 2, 3]
+    assert len(proof.kills) == 20
 
 
 @contextmanager
