@@ -236,6 +236,11 @@ class Host:
         statement = "select email_id, status, attempt_count, error_type, locked_by from email_log"
         return {row[0]: EmailRecord(*row[1:]) for row in self._read(statement)}
 
+    def count_unfinished(self) -> int:
+        """The number of emails that are pending or sending."""
+        ((count,),) = self._read("select count(*) from email_log where status in ('pending', 'sending')")
+        return int(count)
+
     def _read(self, statement: str) -> list[tuple[Any, ...]]:
         """The rows, through a connection that is kept, because tests call this every few milliseconds. If the
         connection was cut, this method opens a new one."""

@@ -12,5 +12,5 @@ from tests.steps.kill_points import KillPlan, inject_faults
 
 if __name__ == "__main__":
     folder, seed, name = sys.argv[1:]
-    inject_faults(KillPlan(Path(folder), int(seed), signal.Signals[name]))
+    inject_faults(KillPlan(Path(folder), seed, signal.Signals[name]))
     sys.exit(main(["run"]))

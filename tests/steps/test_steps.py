@@ -4,7 +4,6 @@ email: few by default, many in slow tests."""
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from tests.providers.choosy_server import ChoosyServer, at_most
 from tests.providers.listeners import listening
 from tests.steps.frozen import freeze
 from tests.steps.kill_points import WORKER_STEPS, KillPlan, Step
-from tests.steps.proof import SETTINGS, count_unfinished, prove, table
+from tests.steps.proof import SETTINGS, prove, start
 from tests.supervisor.program import eventually
 
 KILLS = 14
@@ -59,21 +58,19 @@ def test_kills_between_the_transactions_of_an_email_send_no_duplicate_and_leave_
     server = ChoosyServer(rule=at_most(1))
     kill_plan = KillPlan(host.folder, seed=3)
     kill_plan.allow(0, 0)
-    argv = [sys.executable, "-m", "tests.steps.program", str(host.folder), "3", "SIGKILL"]
     with running(server) as port:
-        url = f"smtp://127.0.0.1:{port}?tls=none"
-        run = host.program(argv, "run", env=host.environment(**SETTINGS, PROVIDERS="smtp", SMTP_URL=url))
+        run = start(host, kill_plan, **SETTINGS, PROVIDERS="smtp", SMTP_URL=f"smtp://127.0.0.1:{port}?tls=none")
         kill_plan.allow(KILLS, 0)
         to_all = partial(emails, to=lambda _: RECIPIENTS)
         ids = host.enqueue(to_all(60, name="first"))
 
         def all_are_killed() -> bool:
-            if count_unfinished(host) < 30:
+            if host.count_unfinished() < 30:
                 ids.update(host.enqueue(to_all(30, name=f"more-{len(ids)}")))
             return len(kill_plan.kills()) >= KILLS
 
         eventually(all_are_killed, "the kills", seconds=120)
-        eventually(lambda: count_unfinished(host) == 0, "the end of all emails", seconds=60)
+        eventually(lambda: host.count_unfinished() == 0, "the end of all emails", seconds=60)
         stop(run)
 
     assert {kill.step for kill in kill_plan.kills()} >= set(WORKER_STEPS)
@@ -104,6 +101,6 @@ def test_two_hundred_freezes_past_the_leases_at_every_step_lose_and_duplicate_no
 def test_a_thousand_kills_lose_and_duplicate_nothing(host: Host) -> None:
     proof = prove(host, kills=1000, seed=1000)
 
-    Console().print(table(proof))
+    proof.show(Console())
     assert {kill.step for kill in proof.kills} == set(Step) - {Step.IN_RELEASE}
     assert len(proof.kills) == 1000
