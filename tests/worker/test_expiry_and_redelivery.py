@@ -125,15 +125,3 @@ async def test_the_email_fails_as_without_redelivery(
 
     await bench.settled({"failed": 1})
     assert bench.books.row(email_id)["dead_letter_due_at"] is not None
-
-
-async def test_the_lane_of_an_email_sets_its_attempts_and_its_redelivery(bench: Bench) -> None:
-    bench.provider.always = answer(GREYLISTED)
-    await bench.start(MAX_ATTEMPTS="1", RETRY_BASE_SECONDS="0.01")
-    (email_id,) = bench.books.enqueue(1)
-    bench.books.change(email_id, max_attempts=3, redeliver_seconds=3600)
-
-    await bench.deliver([email_id])
-
-    await bench.settled({"waiting": 1})
-    assert bench.books.outcomes(email_id) == ["deferred"] * 3

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from dispatcher import enqueue_many
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.outcome import Deferred, Reason, Rejected
+from dispatcher.domain.outcome import Deferred, Reason
 from tests.broker.rabbit import Taken
 from tests.ops.dead_emails import DeadEmails
 from tests.store.books import Books, email
@@ -273,21 +273,6 @@ async def test_a_drain_in_the_middle_of_a_bundle_releases_unsent_emails_and_lose
     await bench.start()  # the message is still on the queue
     await bench.settled({"sent": 12})
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_a_bundle_is_acked_while_one_of_its_emails_waits_for_a_retry(bench: Bench) -> None:
-    deferred, rejected, other = together = bench.books.enqueue(3)
-    bench.provider.script[deferred].append(answer(Deferred(Reason.REFUSED, retry_after=50.0)))
-    bench.provider.script[rejected].append(answer(Rejected(Reason.REFUSED)))
-    # RabbitMQ delivers a message only after the previous message is acked.
-    await bench.start(PREFETCH="1", RETRY_CAP_SECONDS="60")
-
-    await bench.deliver_together(together)
-    next_one = (await bench.enqueue())[0]
-
-    await until(lambda: bench.provider.accepted == {other: 1, next_one: 1})
-    await bench.settled({"sending": 1, "failed": 1, "sent": 2})
     await bench.nothing_left_on_the_queue()
 
 

@@ -207,17 +207,6 @@ async def test_the_cause_of_provider_wide_refusals_fails_alone(bench: Bench, out
     await bad_emails_fail_and_good_emails_are_sent(bench)
 
 
-async def test_a_single_email_does_not_fail_while_the_provider_throttles_everything(bench: Bench) -> None:
-    bench.provider.always = refuse(SLOW_DOWN)
-    await bench.start(MAX_ATTEMPTS="1")
-    (lone,) = await bench.enqueue(to="bad@bad.example")
-    await until(lambda: len(bench.provider.calls) >= 2)
-    assert bench.books.attempts(lone) == []
-    bench.provider.always = accept
-
-    await bench.settled({"sent": 1})
-
-
 async def test_a_backlog_that_is_greylisted_at_one_domain_does_not_delay_emails_to_other_domains(bench: Bench) -> None:
     bench.provider.always = refuse(Deferred(Reason.RECIPIENT_DEFERRED, "Greylisted", "451 4.7.1"))
     worker = await bench.start(PREFETCH=str(PREFETCH), RETRY_BASE_SECONDS="600", RETRY_CAP_SECONDS="600")
@@ -277,19 +266,6 @@ async def test_an_undecided_email_that_expires_before_its_next_try_is_released(b
     await until(lambda: len(bench.provider.calls) > 0 and bench.books.statuses() == {"pending": 1})
     assert bench.books.row(email_id)["error_type"] is None
     await bench.nothing_left_on_the_queue()
-
-
-@pytest.mark.parametrize(
-    "script", [{Step.CONNECT: "554 5.3.2 no SMTP service here"}, {Step.EHLO: SmtpFault.RESET}], ids=["greeting", "EHLO"]
-)
-async def test_a_refused_opening_uses_no_attempt(bench: Bench, tmp_path: Path, script: dict[Step, str]) -> None:
-    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script=script, times=1)) as place:
-        await bench.start([place.provider], MAX_ATTEMPTS="1")
-
-        (email_id,) = await bench.enqueue()
-
-        await bench.settled({"sent": 1})
-        assert bench.books.outcomes(email_id) == ["accepted"]
 
 
 async def test_an_email_waits_for_an_unreachable_provider_and_status_says_why(bench: Bench, tmp_path: Path) -> None:

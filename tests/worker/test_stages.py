@@ -640,21 +640,6 @@ def test_an_email_that_gets_no_connection_waits_again_and_uses_no_attempt() -> N
     assert [row.attempts for row in bench.store.rows.values()] == [1]
 
 
-def test_a_large_email_waits_for_memory_and_is_then_sent() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.provider.always = accept_when_let_go
-        octets = bench.settings.worker_memory_mb * 600_000
-        first, second = bench.enqueue(2, octets_apart=octets)
-        bench.deliver(first, second)
-        await bench.turns()
-        assert bench.pipeline.window.emails[second].state is EmailState.WAITING
-        bench.provider.always = accept
-        bench.provider.let_go()
-        await bench.pass_time(1)
-
-    assert run(scenario, worker_memory_mb=64).statuses() == {Status.SENT: 2}
-
-
 @pytest.mark.parametrize(("large_octets", "at_once"), [(1_900_000, 2), (2_200_000, 1)])
 def test_large_content_leaves_a_quarter_of_the_memory_to_light_content(large_octets: int, at_once: int) -> None:
     async def scenario(bench: StageBench) -> None:
