@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import pytest
-
-from tests.acceptance.harness import CONNECTIONS, Host, Sink, emails, stop
+from tests.acceptance.harness import Host, Sink, emails, stop
 
 
 def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_without_their_ledgers(host: Host) -> None:
@@ -98,22 +95,3 @@ def test_a_reload_with_a_wrong_password_stops_no_worker(host: Host) -> None:
     stop(run)
     assert {event["reason"] for event in run.events("process.exited")} == {"could_not_boot", "reloaded", "drained"}
     assert "no-longer" not in run.words
-
-
-@pytest.mark.slow  # a hang must last longer than any stall
-def test_a_hung_worker_is_replaced_and_only_its_in_flight_emails_are_held(host: Host) -> None:
-    host.sink("--latency-ms", "50")
-    ids = host.enqueue(emails(600))
-    run = host.run(HANG_SECONDS=5)
-    host.await_delivered(100)
-    victim = run.pid_of("worker 0")
-
-    os.kill(victim, signal.SIGSTOP)
-
-    ended = run.await_events("process.exited", pid=victim)
-    assert (ended["reason"], ended["exit_status"]) == ("hung", "signal SIGKILL")
-    books = host.await_finished(ids)
-    stop(run)
-    books.assert_balanced()
-    assert books.count("held") <= CONNECTIONS
-    assert books.count("sent") + books.count("held") == 600
