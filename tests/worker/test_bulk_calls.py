@@ -4,47 +4,26 @@ to a SendGrid double, and with scripted faults."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
+from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.domain.outcome import Accepted, Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, Provider
 from dispatcher.worker.bulk_calls import with_bulk_calls
-from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
+from tests.providers.sendgrid_place import SendGridPlace
 from tests.waiting import until
-from tests.worker.bench import Bench, Worker
+from tests.worker.bench import Bench
 from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_and_never_answer, never_leave
 from tests.worker.stage_bench import StageBench, run
 
 COUNT = 100
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter and a SendGrid double."""
-    async with sendgrid_place(tmp_path / "double", Behaviour()) as opened:
-        yield opened
-
-
-async def start(bench: Bench, place: SendGridPlace) -> tuple[Worker, list[UUID]]:
-    """Starts a worker that makes bulk calls to the double, with a hundred emails to different recipients."""
-    template = {"text": None, "subject": "", "template_id": "d-1"}
-    email_ids = [bench.books.enqueue_one(to=f"customer-{n}@example.com", **template) for n in range(COUNT)]
-    await bench.deliver(email_ids)
-    return await bench.start([with_bulk_calls(place.provider, COUNT)]), email_ids
-
-
-def arrived(place: SendGridPlace) -> dict[UUID, int]:
-    """The number of times that each email arrived, from the double's record."""
-    return {UUID(email_id): times for email_id, times in place.times().items()}
 
 
 @pytest.mark.parametrize("status", ["sent", "failed"])
@@ -52,7 +31,9 @@ async def test_a_drain_waits_for_bulk_calls_and_their_parts(bench: Bench, place:
     place.double.behaviour.latency_seconds = 0.3
     if status == "failed":
         place.double.behaviour.fault = sendgrid_error(400, "The template is not active.", field="template_id")
-    worker, _ = await start(bench, place)
+    template: dict[str, Any] = {"template_id": "d-1", "text": None, "subject": ""}
+    await bench.deliver([bench.books.enqueue_one(to=f"customer-{n}@example.com", **template) for n in range(COUNT)])
+    worker = await bench.start([with_bulk_calls(place.provider, COUNT)])
     await until(lambda: worker.in_flight > 1)
 
     await worker.stop()
@@ -60,7 +41,8 @@ async def test_a_drain_waits_for_bulk_calls_and_their_parts(bench: Bench, place:
     statuses = bench.books.statuses()
     assert statuses[status] > 1
     assert statuses[status] + statuses["pending"] == COUNT
-    assert arrived(place) == {row["email_id"]: 1 for row in bench.books.rows() if row["status"] == "sent"}
+    sent = {str(row["email_id"]): 1 for row in bench.books.rows() if row["status"] == "sent"}
+    assert place.times() == sent
     assert not worker.ledger.exists()
 
 

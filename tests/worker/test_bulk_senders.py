@@ -13,7 +13,7 @@ import botocore.session
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
+from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -23,7 +23,7 @@ from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import LeaseExpired
 from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, Sending, an_email
-from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
+from tests.providers.sendgrid_place import SendGridPlace
 from tests.providers.ses_place import SesPlace, ses_place
 
 CULPRIT = "customer-37@example.com"
@@ -101,13 +101,6 @@ def kinds(sends: Iterable[BulkSend]) -> set[Kind]:
 
 def calls(place: Place) -> int:
     return sum(place.double.begun.values())
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter and a SendGrid double."""
-    async with sendgrid_place(tmp_path, Behaviour()) as opened:
-        yield opened
 
 
 @pytest.fixture
