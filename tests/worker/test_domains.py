@@ -13,7 +13,7 @@ from dispatcher.domain.outcome import Deferred, Reason
 from dispatcher.worker.attempts import Attempts
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer
+from tests.worker.scripted import ScriptedProvider, accept_when_let_go, answer
 
 LIMITED = "ann@example.org"
 OTHER = "bob@example.com"
@@ -81,24 +81,6 @@ async def test_waiting_emails_have_places_per_lane_and_tenant_and_a_changed_ceil
 
     async with asyncio.timeout(2):
         await until_answer(is_sent)
-
-
-async def test_no_more_attempts_than_slots_run_at_once_and_delay_none(bench: Bench, smtp: ScriptedProvider) -> None:
-    set_limit(bench, slots=2)
-    limited, others = bench.books.enqueue(60, to=LIMITED), bench.books.enqueue(60, to=OTHER)
-    for email_id in others:
-        smtp.script[email_id].append(accept)
-    smtp.always = accept_when_let_go
-    for _ in range(2):
-        await bench.start(PREFETCH="16")
-
-    await bench.deliver([*limited, *others])
-
-    await until(lambda: all(smtp.accepted[each] for each in others))
-    await bench.settled({"sent": 60, "sending": 2, "waiting": 58})
-    assert (len(smtp.waiting), len(set(limited) & set(smtp.calls))) == (2, 2)
-    smtp.let_go()
-    await bench.settled({"sent": 62, "waiting": 58})
 
 
 async def test_other_providers_have_no_ceilings(bench: Bench) -> None:

@@ -142,23 +142,6 @@ async def test_a_paused_lane_keeps_its_messages_while_the_other_lanes_are_sent(b
     assert set(bench.provider.accepted.values()) == {1}
 
 
-async def test_while_a_provider_is_paused_the_next_provider_takes_over(bench: Bench) -> None:
-    first, second = ScriptedProvider("a"), ScriptedProvider("b")
-    pause(bench.books.connection, "provider", "a")
-    await bench.start([first, second])
-    await bench.enqueue(5)
-    await bench.settled({"sent": 5})
-    assert (len(first.calls), len(second.calls)) == (0, 5)
-
-    resume(bench.books.connection)
-
-    async def first_sends() -> bool:
-        await bench.enqueue()
-        return bool(first.calls)
-
-    await until_answer(first_sends)
-
-
 A_PAUSE = Pause(PauseScope.ALL, "", None, "maintenance", "ann", None)  # type: ignore[arg-type]
 
 
