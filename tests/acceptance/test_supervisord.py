@@ -63,9 +63,9 @@ class Supervised:
         """The number of workers in the n-th start of `dispatcher run`, counted from 1. Waits for that start."""
         return int(self.await_event("dispatcher.started", life)["workers"])
 
-    def await_event(self, name: str, times: int = 1) -> dict[str, Any]:
-        """The n-th event with this name in the log of `dispatcher run`. Waits for the event."""
-        log = self._host.folder / "dispatcher.log"
+    def await_event(self, name: str, times: int = 1, program: str = "dispatcher") -> dict[str, Any]:
+        """The n-th event with this name in the log of a program. Waits for the event."""
+        log = self._host.folder / f"{program}.log"
 
         def found() -> list[dict[str, Any]]:
             lines = log.read_text().splitlines() if log.exists() else []
@@ -93,21 +93,11 @@ class Supervised:
         assert self.program.await_exit() == 0
 
 
-def api_port(host: Host, life: int) -> int:
-    """The port of the API after its n-th start, counted from 1. Waits for that start."""
-    log = host.folder / "dispatcher-api.log"
-
-    def ports() -> list[str]:
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [re.findall(r"127\.0\.0\.1:(\d+)", line)[0] for line in lines if "api.started" in line]
-
-    return int(eventually(lambda: ports()[life - 1 : life], "the API's start")[0])
-
-
-def posted(port: int) -> tuple[int, str, bool]:
-    """The API's answer to a posted email: status, id, and whether the API repeated an earlier answer."""
+def posted(supervised: Supervised, life: int) -> tuple[int, str, bool]:
+    """The answer of the API's n-th start to a posted email: status, id, and whether the API repeated an earlier
+    answer."""
     email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}
-    address = f"127.0.0.1:{port}"
+    address = supervised.await_event("api.started", life, "dispatcher-api")["listener"]
     status, answer = request(address, "POST", "/v1/emails", json.dumps(email).encode(), Idempotency_Key="order-17")
     return status, json.loads(answer.rpartition(b"\n\n")[2])["id"], b"idempotent-replayed: true" in answer
 
@@ -162,9 +152,9 @@ def test_the_api_is_restarted_after_a_kill_and_not_after_a_stop(host: Host) -> N
     assert "STOPPED" in supervised.control("status", "dispatcher-api")  # it does not start automatically
     supervised.control("start", "dispatcher-api")
 
-    first = posted(api_port(host, 1))
+    first = posted(supervised, 1)
     os.kill(int(supervised.control("pid", "dispatcher-api")), signal.SIGKILL)
-    second = posted(api_port(host, 2))
+    second = posted(supervised, 2)
     supervised.control("stop", "dispatcher-api")
 
     assert (first[0], first[2]) == (202, False)
