@@ -9,10 +9,11 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from structlog.testing import capture_logs
 
 from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Fault, Reply
-from dispatcher.domain.outcome import Accepted, Outcome
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, Provider
@@ -93,10 +94,12 @@ async def test_an_email_that_is_not_accepted_on_an_idle_connection_is_handled_as
 
 class Scripted(ScriptedBulk):
     """Refuses every bulk call as a whole, after `let_go`, if `refuses`; fails before the first byte, after `let_go`, if
-    `fails`. A bug makes it fail to render one email, or answer it with an invalid outcome."""
+    `fails`; defers all emails of the first call if `is_busy`. A bug makes it fail to render one email, or answer it
+    with an invalid outcome."""
 
-    def __init__(self, *, refuses: bool = False, fails: bool = False) -> None:
+    def __init__(self, *, refuses: bool = False, fails: bool = False, is_busy: bool = False) -> None:
         super().__init__()
+        self._is_busy = is_busy
         self.unrendered: UUID | None = None
         self.odd: UUID | None = None
         self._refuses = refuses
@@ -115,6 +118,10 @@ class Scripted(ScriptedBulk):
             attempt.mark_on_wire()
             await self.wait(parts[0].content.email_id)
             return BulkCallRefused()
+        if self._is_busy:
+            self._is_busy = False
+            attempt.mark_on_wire()
+            return [Deferred(Reason.SERVER_ERROR, "busy", "503")] * len(parts)
         outcomes = await super().send_bulk(parts, attempt)
         assert not isinstance(outcomes, BulkCallRefused)
         odd = Accepted(cast(str, 42))
@@ -159,6 +166,19 @@ def test_a_call_that_fails_after_its_emails_were_stopped_changes_nothing() -> No
         assert (len(failing.waiting), bench.faults) == (0, [])
 
     assert run(scenario, with_bulk_calls(failing, COUNT)).statuses() == {Status.PENDING: 20}
+
+
+def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider() -> None:
+    async def scenario(bench: StageBench) -> None:
+        await bench.turns()
+        bench.deliver(*bench.enqueue(64))
+        await bench.pass_time()
+
+    with capture_logs() as logs:
+        bench = run(scenario, with_bulk_calls(Scripted(is_busy=True), COUNT), prefetch=COUNT)
+
+    assert bench.statuses() == {Status.SENT: 64}
+    assert not [each for each in logs if each["event"] == "provider.paused"]
 
 
 @pytest.mark.parametrize("field", ["unrendered", "odd"])
