@@ -20,16 +20,6 @@ from tests.acceptance.harness import CONNECTIONS, DISPATCHER, Host, emails, stop
 from tests.supervisor.program import Program, eventually
 
 
-def terminate_backends(host: Host) -> None:
-    """Terminate every other session of the test's database."""
-    statement = """
-        select pg_terminate_backend(pid) from pg_stat_activity
-        where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
-    """
-    with psycopg.connect(host.database_url, autocommit=True) as connection:
-        connection.execute(statement)
-
-
 def test_a_stop_in_the_middle_ends_in_time_and_the_next_run_finishes(host: Host) -> None:
     # Sending takes six seconds, so each stop comes before the end even on a slow machine.
     sink = host.sink("--latency-ms", "200")
@@ -53,9 +43,14 @@ def test_a_stop_in_the_middle_ends_in_time_and_the_next_run_finishes(host: Host)
     check(run)
     assert not list(host.run_dir.glob("*.ledger"))
 
-    # systemd (KillMode=control-group) and `kill -TERM -PGID` send the signal to every process.
+    # systemd (KillMode=control-group) and `kill -TERM -PGID` send the signal to every process. This time, every session
+    # of the dispatcher has just ended.
     run = interrupted()
-    terminate_backends(host)
+    with psycopg.connect(host.database_url, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
+            " and pid <> pg_backend_pid() and backend_type = 'client backend'"
+        )
     run.send_all(signal.SIGTERM)
     check(run)
 
