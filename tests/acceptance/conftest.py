@@ -10,7 +10,7 @@ import trustme
 
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
-from tests.acceptance.double import Double, ResendDouble
+from tests.acceptance.double import Double
 from tests.acceptance.harness import Host
 from tests.monitor.receiver import Receiver, receiving
 
@@ -27,14 +27,6 @@ def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology
 def double(tmp_path: Path, host: Host) -> Iterator[Double]:
     """A SendGrid double for this test, which receives the host's emails."""
     host.recipient = made = Double(tmp_path / "double")
-    yield made
-    made.kill()
-
-
-@pytest.fixture
-def resend(tmp_path: Path, host: Host) -> Iterator[ResendDouble]:
-    """A Resend double for this test, which receives the host's emails."""
-    host.recipient = made = ResendDouble(tmp_path / "resend")
     yield made
     made.kill()
 

@@ -28,7 +28,7 @@ from uuid import UUID
 import orjson
 import psycopg
 
-from dispatcher import Email, OnUncertain, enqueue_many
+from dispatcher import Email, enqueue_many
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.ports import choose
@@ -77,37 +77,31 @@ class Capture:
         return Counter(UUID(path.name[:36]) for path in folder.iterdir()) if folder.exists() else Counter()
 
 
-class Sink:
-    """The local SMTP server as a separate process. It records accepted emails in a file.
+class LocalProvider:
+    """A local provider as a separate process, which records accepted emails in files.
 
     Attributes:
+        module: The program.
         program: The process; a new one after `start`.
     """
 
+    module: str
     program: Program
 
-    def __init__(self, folder: Path, *options: str, keeps_eml: bool = False) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir()
         self._folder = folder
-        self._options = options if keeps_eml else ("--no-eml", *options)
+        self._options = options
         (self._port,) = choose(1)  # outside the ephemeral range, so the port is free at a restart
         self.start()
 
     def start(self) -> None:
-        """Start the server on the same port, with the same record of accepted emails."""
+        """Start the process on the same port, with the same record of accepted emails."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
-        argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words, *self._options]
-        self.program = program = Program(argv, self._folder, "sink", env={"PATH": os.defpath})
-        eventually(lambda: program.log.endswith("\n"), "the SMTP sink")
-        started = orjson.loads(program.log)
-        self._port = started["port"]
-        self._control_port = started["control_port"]
-        self._ledger = Path(started["ledger"])
-
-    @property
-    def mail_folder(self) -> Path:
-        """The folder of the accepted emails, if the server keeps emails."""
-        return self._folder / "mail"
+        argv = [sys.executable, "-m", self.module, *words, *self._options]
+        self.program = program = Program(argv, self._folder, "provider", env={"PATH": os.defpath})
+        eventually(lambda: program.log.endswith("\n"), self.module)
+        self._started = orjson.loads(program.log)
 
     def kill(self) -> None:
         """Kill the process with SIGKILL."""
@@ -118,17 +112,47 @@ class Sink:
         """The size of the record in bytes. The record grows with each accepted email."""
         return self._ledger.stat().st_size
 
-    def behave(self, **behaviour: object) -> None:
-        """See `dispatcher.dev.smtp_behaviour.SmtpBehaviour.change`."""
-        with socket.create_connection(("127.0.0.1", self._control_port), timeout=10) as control:
-            control.sendall(orjson.dumps(behaviour) + b"\n")
-            assert control.makefile("rb").readline() == b"{}\n", behaviour
+    @property
+    def _ledger(self) -> Path:
+        return Path(self._started["ledger"])
+
+    def delivered(self) -> Counter[UUID]:
+        """See `Recipient`."""
+        return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
+
+    def deliveries(self) -> Counter[tuple[UUID, str]]:
+        """The number of times that each email arrived for each recipient, if the provider records recipients."""
+        counted = read_ledger(self._ledger).deliveries
+        return Counter({(UUID(email_id), address): times for (email_id, address), times in counted.items()})
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """The events on the server's connections, if the server was started with `--wire`; see
-        `SmtpSink.record_event`."""
-        *lines, _unfinished = (self._folder / "wire.jsonl").read_bytes().split(b"\n")
+        """The events on the provider's connections, if the provider was started with `--wire`."""
+        return self._lines("wire.jsonl")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        """The complete lines of a file. The last line may be incomplete, because the provider may be writing it."""
+        *lines, _unfinished = (self._folder / name).read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
+
+
+class Sink(LocalProvider):
+    """The local SMTP server."""
+
+    module = "dispatcher.dev.smtp_sink"
+
+    def __init__(self, folder: Path, *options: str, keeps_eml: bool = False) -> None:
+        super().__init__(folder, *(() if keeps_eml else ("--no-eml",)), *options)
+
+    @property
+    def mail_folder(self) -> Path:
+        """The folder of the accepted emails, if the server keeps emails."""
+        return self._folder / "mail"
+
+    def behave(self, **behaviour: object) -> None:
+        """See `dispatcher.dev.smtp_behaviour.SmtpBehaviour.change`."""
+        with socket.create_connection(("127.0.0.1", self._started["control_port"]), timeout=10) as control:
+            control.sendall(orjson.dumps(behaviour) + b"\n")
+            assert control.makefile("rb").readline() == b"{}\n", behaviour
 
     def become(self, *options: str) -> None:
         """Restart the server with these options, on the same port and with the same record of accepted emails."""
@@ -144,15 +168,6 @@ class Sink:
             "SMTP_URL": f"smtp://127.0.0.1:{self._port}?tls=none",
             "SMTP_CONNECTIONS": str(CONNECTIONS),
         }
-
-    def delivered(self) -> Counter[UUID]:
-        """See `Recipient`."""
-        return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
-
-    def deliveries(self) -> Counter[tuple[UUID, str]]:
-        """The number of times that each email arrived for each recipient."""
-        counted = read_ledger(self._ledger).deliveries
-        return Counter({(UUID(email_id), address): times for (email_id, address), times in counted.items()})
 
 
 class Host:
@@ -221,6 +236,11 @@ class Host:
         statement = "select email_id, status, attempt_count, error_type, locked_by from email_log"
         return {row[0]: EmailRecord(*row[1:]) for row in self._read(statement)}
 
+    def count_unfinished(self) -> int:
+        """The number of emails that are pending or sending."""
+        ((count,),) = self._read("select count(*) from email_log where status in ('pending', 'sending')")
+        return int(count)
+
     def _read(self, statement: str) -> list[tuple[Any, ...]]:
         """The rows, through a connection that is kept, because tests call this every few milliseconds. If the
         connection was cut, this method opens a new one."""
@@ -240,10 +260,9 @@ class Host:
         """Wait until a worker has created its in-flight ledger. Some workers start much later than others."""
         eventually(lambda: list(self.run_dir.glob(f"*:{pid}:*.ledger")), f"the ledger of {pid}")
 
-    def await_consumers(self, count: int = WORKERS) -> None:
-        """Wait until this number of workers consume. From then on, RabbitMQ gives each worker its share of the
-        messages."""
-        eventually(lambda: self.rabbit.consumers(self.topology.queue) == count, f"{count} consumers")
+    def await_consumers(self) -> None:
+        """Wait until all workers consume. From then on, RabbitMQ gives each worker its share of the messages."""
+        eventually(lambda: self.rabbit.consumers(self.topology.queue) == WORKERS, "the consumers")
 
     def await_work(self, pid: int) -> None:
         """Wait until a worker has leased more emails than it can have on the wire."""
@@ -351,7 +370,6 @@ def emails(
     *,
     name: str = "email",
     to: Callable[[int], str | list[str]] | None = None,
-    on_uncertain: OnUncertain | None = None,
     template_id: str | None = None,
 ) -> Iterator[Email]:
     """Plain emails, each to a different recipient. If `template_id` is given, the emails use the template and have no
@@ -365,5 +383,4 @@ def emails(
             text=None if template_id else f"Thank you for order {number}.",
             template_id=template_id,
             correlation_id=f"order-{number}",
-            on_uncertain=on_uncertain,
         )

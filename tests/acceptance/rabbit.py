@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -52,14 +52,12 @@ class Rabbit:
         self._amqp_urls = [pika.URLParameters(url) for url in amqp_url.split(",")]
         self._managements = [urlsplit(url) for url in management_url.split(",")]
 
-    def publish(
-        self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None, exchange: str = ""
-    ) -> None:
+    def publish(self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None) -> None:
         """Publish any bytes to a queue. The messages are on the queue when this method returns."""
         with self._channel() as channel:
             channel.confirm_delivery()
             for body in bodies:
-                channel.basic_publish(exchange, queue, body, properties or pika.BasicProperties(), mandatory=True)
+                channel.basic_publish("", queue, body, properties or pika.BasicProperties(), mandatory=True)
 
     def read_all(self, queue: str) -> list[QueueMessage]:
         """All ready messages. The messages stay on the queue, and are ready again when this method returns."""
@@ -103,26 +101,14 @@ class Rabbit:
             channel.queue_delete(queue)
 
     def close_connections(self, *names: str, chosen: Callable[[], bool] = lambda: True) -> int:
-        """Close the connections with these names by force if `chosen` returns true; return their number."""
-        return self._close([name for name, given in self._connections() if given.startswith(names) and chosen()])
-
-    def connections_of(self, pids: Collection[int]) -> set[str]:
-        """The names of these processes' connections. RabbitMQ lists a new connection some seconds late."""
-        return {name for name, given in self._connections() if set(given.split(":")) & set(map(str, pids))}
-
-    def close_connections_of(self, pids: Collection[int]) -> int:
-        """Close only the connections of these processes by force; return their number."""
-        return self._close(self.connections_of(pids))
-
-    def _connections(self) -> Iterator[tuple[str, str]]:
-        """RabbitMQ's name of each connection, and the name that the client has given to it."""
+        """Close the connections that clients have given these names by force if `chosen` returns true; return their
+        number."""
+        closed = 0
         for connection in json.loads(self._request("GET", "/api/connections")):
-            yield connection["name"], connection.get("client_properties", {}).get("connection_name", "")
-
-    def _close(self, connections: Collection[str]) -> int:
-        for name in connections:
-            self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
-        return len(connections)
+            if connection.get("client_properties", {}).get("connection_name", "").startswith(names) and chosen():
+                self._request("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
+                closed += 1
+        return closed
 
     def close(self) -> None:
         """Close the kept connection."""

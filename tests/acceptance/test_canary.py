@@ -23,7 +23,7 @@ from tests.acceptance.canary import BAD_BODIES, ask_everything, request
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Host, Sink
 from tests.cli.commandline import in_process
-from tests.monitor.receiver import SECRET, Posted, Receiver, write_ca
+from tests.monitor.receiver import SECRET, Receiver, write_ca
 from tests.supervisor.program import Program, eventually
 from tests.telemetry.otlp import Collector, collecting
 
@@ -49,10 +49,6 @@ class Setup:
         self.output[" ".join(words)] = ended.stdout + ended.stderr
         assert ended.code in (0, 3) or words == ("doctor",), ended
         return ended.stdout
-
-    def get(self, listener: str, path: str) -> None:
-        """Request a page; record the response."""
-        self.output[path] = request(listener, "GET", path)[1]
 
 
 @pytest.fixture
@@ -92,10 +88,6 @@ def _with_password(sink: Sink) -> str:
     return PASSWORD_URL.format(canary.PASSWORD, port)
 
 
-def _alerts(place: Setup, kind: str) -> list[Posted]:
-    return [posted for posted in place.receiver.posted if posted.data["kind"] == kind]
-
-
 def test_nothing_private_leaks_anywhere(place: Setup) -> None:
     host = place.host
     run = host.run(**place.settings)
@@ -107,7 +99,10 @@ def test_nothing_private_leaks_anywhere(place: Setup) -> None:
     run.await_events("message.rejected", 3)
     _look_at_everything(place, listener)
     titles = [_title(pid) for pid in (*run.members(), *api.members())]
-    alerts = eventually(lambda: _alerts(place, "dead_letters"), "a webhook about dead letters")
+    posts = place.receiver.posted
+    alerts = eventually(
+        lambda: [each for each in posts if each.data["kind"] == "dead_letters"], "a webhook about dead letters"
+    )
     assert {(alert.is_signed, alert.data["queue"]) for alert in alerts} == {(True, host.topology.dlq)}
     eventually(lambda: list(place.operators.mail_folder.glob("*.eml")), "an email to operators")
     for program in (api, run):
@@ -174,7 +169,8 @@ def _kill_while_on_the_wire(place: Setup, run: Program) -> None:
     (owner,) = {place.host.rows()[email_id].locked_by for email_id in ids}
     assert owner is not None
     # Also search the ledgers of the running workers.
-    place.output.update({f"{path} early": octets for path, octets in _files(place.host.run_dir).items()})
+    with suppress(FileNotFoundError):
+        place.output |= {f"{path} early": octets for path, octets in canary.files_below(place.host.run_dir).items()}
     run.send_to(int(owner.split(":")[2]), signal.SIGKILL)
     place.host.await_finished(ids)
 
@@ -183,12 +179,6 @@ def _title(pid: int) -> bytes:
     with suppress(OSError):  # the process may have exited
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    with suppress(FileNotFoundError):
-        return canary.files_below(folder)
-    return {}
 
 
 def _ask_the_api(place: Setup) -> Program:
@@ -200,7 +190,7 @@ def _ask_the_api(place: Setup) -> Program:
 def _look_at_everything(place: Setup, listener: str) -> None:
     """Request each status page, and run each command that an operator uses."""
     for page in ("/metrics", "/readyz", "/healthz"):
-        place.get(listener, page)
+        place.output[page] = request(listener, "GET", page)[1]
     failed = next(str(each) for each, row in place.host.rows().items() if row.status == "failed")
     held = next(str(each) for each, row in place.host.rows().items() if row.status == "held")
     for words in (

@@ -79,9 +79,7 @@ def test_with_session_pooling_every_email_is_sent_once_despite_a_kill(host: Host
     assert books.count("held") <= CONNECTIONS
 
 
-def test_transaction_pooling_is_refused_with_a_remedy_and_applications_can_enqueue_through_it(
-    host: Host, tmp_path: Path
-) -> None:
+def test_transaction_pooling_is_refused_with_a_remedy_but_applications_may_use_it(host: Host, tmp_path: Path) -> None:
     host.sink()
     secret = tmp_path / "url"
     secret.write_text(host.database_url)

@@ -85,9 +85,7 @@ def test_books_balance_and_nothing_is_left(tmp_path: Path, servers: Servers, env
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_demo_that_is_stopped_leaves_no_process(
-    tmp_path: Path, environment: Mapping[str, str], number: signal.Signals
-) -> None:
+def test_no_process_outlives_a_demo(tmp_path: Path, environment: Mapping[str, str], number: signal.Signals) -> None:
     folder = tmp_path / "demo"
     # There are so many emails that the demo still runs when the stop arrives, even on a slow machine.
     many = demo(folder, "--emails", "5000")

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import pytest
-
-from tests.acceptance.harness import CONNECTIONS, Host, Sink, emails, stop
+from tests.acceptance.harness import Host, Sink, emails, stop
 
 
-def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_if_their_ledgers_are_deleted(
-    host: Host,
-) -> None:
-    host.sink("--latency-ms", "20")
-    run = host.run(RECYCLE_EMAILS=400)
+def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_without_their_ledgers(host: Host) -> None:
+    host.sink("--latency-ms", "50")
+    run = host.run(RECYCLE_EMAILS=150)
     host.await_consumers()
-    ids = host.enqueue(emails(390))
+    ids = host.enqueue(emails(145))
     host.await_delivered(50)
 
     run.send(signal.SIGHUP)
@@ -32,13 +27,13 @@ def test_workers_are_replaced_under_load_by_a_reload_at_their_email_limit_and_if
     after = set(host.run_dir.glob("*.ledger"))
     assert len(after) == 2
     assert not after & before
-    ids |= host.enqueue(emails(1000, name="more"))  # at least one of two workers sends more than 480
+    ids |= host.enqueue(emails(400, name="more"))  # at least one of two workers sends more than 180
     run.await_events("process.exited", 3, reason="recycled")
 
     books = host.await_finished(ids)
     stop(run)
     books.assert_balanced()
-    assert books.counts == {"sent": 1390}
+    assert books.counts == {"sent": 545}
     assert {event["reason"] for event in run.events("process.exited")} == {"reloaded", "recycled", "drained"}
     assert not list(host.run_dir.glob("*.ledger"))
 
@@ -100,22 +95,3 @@ def test_a_reload_with_a_wrong_password_stops_no_worker(host: Host) -> None:
     stop(run)
     assert {event["reason"] for event in run.events("process.exited")} == {"could_not_boot", "reloaded", "drained"}
     assert "no-longer" not in run.words
-
-
-@pytest.mark.slow  # a hang must last longer than any stall
-def test_a_hung_worker_is_replaced_and_only_its_in_flight_emails_are_held(host: Host) -> None:
-    host.sink("--latency-ms", "50")
-    ids = host.enqueue(emails(600))
-    run = host.run(HANG_SECONDS=5)
-    host.await_delivered(100)
-    victim = run.pid_of("worker 0")
-
-    os.kill(victim, signal.SIGSTOP)
-
-    ended = run.await_events("process.exited", pid=victim)
-    assert (ended["reason"], ended["exit_status"]) == ("hung", "signal SIGKILL")
-    books = host.await_finished(ids)
-    stop(run)
-    books.assert_balanced()
-    assert books.count("held") <= CONNECTIONS
-    assert books.count("sent") + books.count("held") == 600

@@ -1,4 +1,4 @@
-"""What one running host does with emails, messages, webhooks and metrics.
+"""What one running host does with emails, webhooks and metrics.
 
 The tests share the host. Each leaves it as it found it: all emails are finished, and the provider behaves normally.
 """
@@ -8,16 +8,12 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import orjson
-import pika
 import psycopg
 import pytest
 import trustme
@@ -28,9 +24,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.webhook import new_secret
 from dispatcher.telemetry.metric_files import PREFIXES
-from tests.acceptance.books import announced_in
 from tests.acceptance.harness import Host, Sink, address_of, emails, failing, get, new_host, sample, stop
-from tests.acceptance.rabbit import QueueMessage
 from tests.broker.declarer import Declarer
 from tests.cli.commandline import CommandLine
 from tests.monitor.receiver import Receiver, write_ca
@@ -39,8 +33,6 @@ from tests.supervisor.program import Program, eventually
 SENT = 'dispatcher_emails_total{outcome="accepted",provider="smtp"}'
 LAST = "dispatcher_end_to_end_seconds_count"
 """The metric that a worker records last for each batch."""
-LEASE_SECONDS = 7
-"""Longer than any stall of a process on a busy machine. So a lease expires only if it is not renewed."""
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -73,10 +65,8 @@ def place(
     folder, name = tmp_path_factory.mktemp("host"), f"test.{secrets.token_hex(6)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     with new_host(folder, servers, topology) as host:
-        sink = host.sink("--slow-ms", str(1200 * LEASE_SECONDS))
+        sink = host.sink()
         run = host.run(
-            LOG_LEVEL="debug",
-            LEASE_SECONDS=LEASE_SECONDS,
             DLQ_PROBE_SECONDS=1,
             METRICS_ADDRESS="127.0.0.1:0",
             WEBHOOKS_ALLOW_PRIVATE="on",
@@ -95,23 +85,6 @@ def connection(place: Running) -> Iterator[psycopg.Connection]:
         yield opened
 
 
-@contextmanager
-def behaving(place: Running, **behaviour: object) -> Iterator[None]:
-    """Changes the SMTP server's behaviour during the block."""
-    place.sink.behave(**behaviour)
-    try:
-        yield
-    finally:
-        place.sink.behave()
-
-
-def test_everything_that_is_enqueued_is_sent_once(place: Running) -> None:
-    ids = place.enqueue(emails(500))
-
-    assert place.await_outcome(ids) == {"sent": 500}
-    assert place.host.rabbit.waiting(place.host.topology.queue) == 0
-
-
 def test_an_attempt_is_one_log_line_with_all_of_its_ids(place: Running, connection: psycopg.Connection) -> None:
     (email,) = emails(1, name="logged")
     email_id = enqueue(connection, email, traceparent=f"00-{TRACE_ID}-00f067aa0ba902b7-01").email_id
@@ -123,43 +96,13 @@ def test_an_attempt_is_one_log_line_with_all_of_its_ids(place: Running, connecti
     assert {"attempt", "provider", "outcome", "status", "error_type", "duration_ms", "worker"} <= event.keys()
 
 
-def test_a_send_that_takes_longer_than_its_lease_keeps_the_lease(place: Running) -> None:
-    ids = place.enqueue(emails(2, name="slow", to=lambda number: f"slow-{number}@example.org"))
-
-    assert place.await_outcome(ids) == {"sent": 2}
-    for event in ("email.recovered", "email.lease_lost"):
-        assert not place.run.events(event)
-
-
-def test_rejected_emails_fail_alone_and_their_dead_letters_contain_nothing_private(place: Running) -> None:
-    refused = place.enqueue(emails(10, name="refused", to=lambda number: f"refused-{number}@private.example"))
-    good = place.enqueue(emails(100, name="good"))
-
-    assert (place.await_outcome(refused), place.await_outcome(good)) == ({"failed": 10}, {"sent": 100})
-
-    def found() -> list[QueueMessage]:  # not all while a sweep reads the DLQ
-        dead_letters = place.host.rabbit.read_all(place.host.topology.dlq)
-        return dead_letters if announced_in(dead_letters) == dict.fromkeys(refused, 1) else []
-
-    for dead_letter in eventually(found, "one dead letter for each refused email"):
-        fields = orjson.loads(dead_letter.body)
-        number = fields["message_key"].removeprefix("refused-")
-        assert (fields["status"], fields["error_type"], fields["attempts"]) == ("failed", "rejected_recipient", 1)
-        assert fields["provider"] == "smtp"
-        assert fields["correlation_id"] == dead_letter.properties.correlation_id == f"order-{number}"
-        assert "User unknown" in fields["error"]
-        assert dead_letter.properties.delivery_mode == pika.DeliveryMode.Persistent.value
-        whole = dead_letter.body + repr(dead_letter.properties).encode()
-        for private in (b"private.example", b"refused-%s@" % number.encode(), b"shop@", b"Receipt", b"Thank you"):
-            assert private not in whole
-
-
 def test_replayed_emails_are_sent_once_and_their_dead_letters_leave_the_dlq(place: Running) -> None:
     dlq = place.host.topology.dlq
     others = place.host.rabbit.waiting(dlq)
-    with behaving(place, script={"rcpt": "550 5.1.1 User unknown"}):
-        ids = place.enqueue(emails(3, name="replayed"))
-        assert place.await_outcome(ids) == {"failed": 3}
+    place.sink.behave(script={"rcpt": "550 5.1.1 User unknown"})
+    ids = place.enqueue(emails(3, name="replayed"))
+    assert place.await_outcome(ids) == {"failed": 3}
+    place.sink.behave()
     command = CommandLine(place.host.folder, place.host.environment()).without_process
 
     assert command("dlq", "replay", *map(str, ids), "--reason", "mended", "--yes").code == 0
@@ -168,78 +111,6 @@ def test_replayed_emails_are_sent_once_and_their_dead_letters_leave_the_dlq(plac
     # Counts only: while a test reads the messages, the sweep cannot see them.
     eventually(lambda: place.host.rabbit.waiting(dlq) == others, "the sweep of the DLQ")
     assert place.await_outcome(ids) == {"sent": 3}
-
-
-def test_poison_messages_are_dead_lettered_and_other_emails_are_sent(place: Running) -> None:
-    ids = place.enqueue(emails(100, name="before"))
-    known = str(next(iter(ids)))
-    garbage = [
-        b"",
-        b"\x00\xff\xfe not json",
-        b"[]",
-        b'{"v": 1}',
-        b'{"v": 99, "email_id": "%s", "message_key": "good-0"}' % known.encode(),
-        b'{"v": 1, "email_id": "not-a-uuid", "message_key": "x"}',
-        orjson.dumps({"v": 1, "email_id": str(uuid.uuid4()), "message_key": "nobody"}),
-        orjson.dumps({"v": 1, "email_id": known, "message_key": "somebody else's"}),
-        b"[" * 50_000,
-        b"x" * 3_000_000,
-    ]
-    strange = pika.BasicProperties(
-        headers={"traceparent": 17, "nested": {"list": [1, None, {"a": b"\xff"}]}},
-        correlation_id="\N{SNOWMAN}" * 60,
-        content_type="image/png",
-        content_encoding="gzip",
-        priority=9,
-        expiration="3600000",
-    )
-
-    place.host.rabbit.publish(place.host.topology.queue, *garbage)
-    place.host.rabbit.publish(place.host.topology.queue, b"strange", properties=strange)
-    ids |= place.enqueue(emails(100, name="more"))
-
-    place.run.await_events("message.rejected", len(garbage) + 1)
-
-    def rejected() -> list[bytes]:
-        dead_letters = place.host.rabbit.read_all(place.host.topology.dlq)
-        return sorted(dead_letter.body for dead_letter in dead_letters if dead_letter.was_rejected)
-
-    eventually(lambda: rejected() == sorted([*garbage, b"strange"]), "the rejected messages on the DLQ")
-    assert place.await_outcome(ids) == {"sent": 200}
-
-
-def test_a_message_delivered_a_hundred_times_sends_one_email(place: Running) -> None:
-    before = len(place.run.events("message.duplicated"))
-    with behaving(place, latency_ms=2000):
-        (email_id,) = place.enqueue(emails(1, name="repeated"))
-        message = orjson.dumps({"v": 1, "email_id": str(email_id), "message_key": "repeated-0"})
-        eventually(lambda: place.statuses([email_id]) == {"sending": 1}, "the lease")
-        place.host.rabbit.publish(place.host.topology.queue, *[message] * 50)
-        assert place.await_outcome({email_id}) == {"sent": 1}
-    place.host.rabbit.publish(place.host.topology.queue, *[message] * 50)
-
-    place.run.await_events("message.duplicated", before + 100)
-    assert place.await_outcome({email_id}) == {"sent": 1}
-    assert place.host.rabbit.waiting(place.host.topology.queue) == 0
-
-
-def test_an_email_locked_while_on_the_wire_delays_no_other_and_is_recorded_when_the_lock_ends(place: Running) -> None:
-    with behaving(place, latency_ms=3000):  # slow, so that the test can lock the row before the answer arrives
-        (locked,) = place.enqueue(emails(1, name="locked"))
-        eventually(lambda: place.statuses([locked]) == {"sending": 1}, "the lease of the email to lock")
-        with psycopg.connect(place.host.database_url, application_name="somebody's psql") as session:
-            session.execute("select from email_log where email_id = %s for update", (locked,))
-            others = place.enqueue(emails(8, name="beside"))
-            event = place.run.await_events("email.locked")
-            eventually(lambda: place.statuses(others) == {"sent": 8}, "the delivery of all emails without a lock")
-            assert place.sink.delivered()[locked] == 1
-            session.rollback()
-
-        assert place.await_outcome({locked, *others}) == {"sent": 9}
-    assert (event["count"], event["email_ids"]) == (1, [str(locked)])
-    assert "somebody's psql" in event["lock_holders"][0]
-    for name in ("email.lease_lost", "store.connection_lost"):
-        assert not place.run.events(name)
 
 
 def test_emails_of_a_paused_tenant_wait_until_its_end_or_expire_and_the_feed_and_webhook_say_so(

@@ -23,6 +23,7 @@ from tests.supervisor.program import CHECKOUT, Program, eventually, is_alive
 CONFIGURATION: Final = CHECKOUT / "deploy" / "supervisord.conf"
 BIN: Final = Path(sys.executable).parent
 STALE_WORKERS: Final = WORKERS + 5
+EMAILS: Final = 700
 
 
 class Supervised:
@@ -62,9 +63,9 @@ class Supervised:
         """The number of workers in the n-th start of `dispatcher run`, counted from 1. Waits for that start."""
         return int(self.await_event("dispatcher.started", life)["workers"])
 
-    def await_event(self, name: str, times: int = 1) -> dict[str, Any]:
-        """The n-th event with this name in the log of `dispatcher run`. Waits for the event."""
-        log = self._host.folder / "dispatcher.log"
+    def await_event(self, name: str, times: int = 1, program: str = "dispatcher") -> dict[str, Any]:
+        """The n-th event with this name in the log of a program. Waits for the event."""
+        log = self._host.folder / f"{program}.log"
 
         def found() -> list[dict[str, Any]]:
             lines = log.read_text().splitlines() if log.exists() else []
@@ -80,23 +81,11 @@ class Supervised:
             argv, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60, check=False
         ).stdout
 
-    def await_state(self, state: str, program: str = "dispatcher") -> None:
-        """Wait until supervisord reports this state for a program."""
-        eventually(lambda: state in self.control("status", program), lambda: self.control("status"))
-
     @property
     def parent(self) -> int:
-        """The pid of `dispatcher run`. Waits until the process runs."""
-        return self.pid_of("dispatcher")
-
-    def pid_of(self, program: str) -> int:
-        """A program's pid. Waits until the program runs."""
-
-        def running() -> int:
-            answer = self.control("pid", program).strip()
-            return int(answer) if answer.isdigit() else 0
-
-        return eventually(running, lambda: self.control("status"))
+        """The pid of `dispatcher run`, the only program that starts automatically."""
+        (pid,) = self.program.children()
+        return pid
 
     def end(self) -> None:
         """Stop supervisord, which stops its programs."""
@@ -104,32 +93,20 @@ class Supervised:
         assert self.program.await_exit() == 0
 
 
-def api_port(host: Host, life: int) -> int:
-    """The port of the API after its n-th start, counted from 1. Waits for that start."""
-    log = host.folder / "dispatcher-api.log"
-
-    def ports() -> list[str]:
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [re.findall(r"127\.0\.0\.1:(\d+)", line)[0] for line in lines if "api.started" in line]
-
-    return int(eventually(lambda: ports()[life - 1 : life], "the API's start")[0])
-
-
-def posted(port: int) -> tuple[int, str, bool]:
-    """The API's answer to a posted email: status, id, and whether the API repeated an earlier answer."""
+def posted(supervised: Supervised, life: int) -> tuple[int, str, bool]:
+    """The answer of the API's n-th start to a posted email: status, id, and whether the API repeated an earlier
+    answer."""
     email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}
-    address = f"127.0.0.1:{port}"
+    address = supervised.await_event("api.started", life, "dispatcher-api")["listener"]
     status, answer = request(address, "POST", "/v1/emails", json.dumps(email).encode(), Idempotency_Key="order-17")
     return status, json.loads(answer.rpartition(b"\n\n")[2])["id"], b"idempotent-replayed: true" in answer
 
 
-def test_each_email_is_sent_once_through_restarts_kills_and_changes_of_the_env_file_and_a_stop_is_not_undone(
-    host: Host,
-) -> None:
-    host.sink("--latency-ms", "5")
-    ids = host.enqueue(emails(2000))
+def test_restarts_kills_and_new_settings_repeat_no_email_and_a_stop_is_not_undone(host: Host) -> None:
+    host.sink("--latency-ms", "20")
+    ids = host.enqueue(emails(EMAILS))
     supervised = Supervised(host)
-    host.await_delivered(300)
+    host.await_delivered(100)
     assert supervised.started_with(life=1) == WORKERS  # and not the number in the environment of supervisord
 
     restarted = supervised.parent
@@ -138,7 +115,7 @@ def test_each_email_is_sent_once_through_restarts_kills_and_changes_of_the_env_f
     supervised.control("restart", "dispatcher")
     assert not is_alive(restarted)
     assert supervised.started_with(life=2) == 1
-    host.await_delivered(1000)
+    host.await_delivered(300)
     killed = supervised.parent
     os.kill(killed, signal.SIGKILL)
     supervised.started_with(life=3)
@@ -151,22 +128,20 @@ def test_each_email_is_sent_once_through_restarts_kills_and_changes_of_the_env_f
     last = supervised.parent
     assert last not in (restarted, killed)
     supervised.control("stop", "dispatcher")
-    supervised.await_state("STOPPED")
     assert not is_alive(last)
     eventually(lambda: supervised.program.members() == [supervised.program.pid], "the end of the processes")
     supervised.end()
     assert "stopped: dispatcher (exit status 0)" in supervised.program.log
+    assert supervised.program.log.count("spawned: 'dispatcher'") == 3
     books.assert_balanced()
-    assert books.counts == {"sent": 2000}
+    assert books.counts == {"sent": EMAILS}
 
 
 def test_invalid_settings_cause_no_restart_loop(host: Host) -> None:
     supervised = Supervised(host, PROVIDERS="smtp", SMTP_URL="ftp://nowhere")
 
-    supervised.await_state("EXITED")
-
+    eventually(lambda: "exit status 78; expected" in supervised.program.log, "the exit")
     supervised.end()
-    assert "exit status 78; expected" in supervised.program.log
     assert supervised.program.log.count("spawned: 'dispatcher'") == 1
 
 
@@ -174,15 +149,14 @@ def test_invalid_settings_cause_no_restart_loop(host: Host) -> None:
 def test_the_api_is_restarted_after_a_kill_and_not_after_a_stop(host: Host) -> None:
     host.sink()
     supervised = Supervised(host, API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on")
-    supervised.await_state("STOPPED", "dispatcher-api")  # it does not start automatically
+    assert "STOPPED" in supervised.control("status", "dispatcher-api")  # it does not start automatically
     supervised.control("start", "dispatcher-api")
 
-    first = posted(api_port(host, 1))
-    os.kill(supervised.pid_of("dispatcher-api"), signal.SIGKILL)
-    second = posted(api_port(host, 2))
+    first = posted(supervised, 1)
+    os.kill(int(supervised.control("pid", "dispatcher-api")), signal.SIGKILL)
+    second = posted(supervised, 2)
     supervised.control("stop", "dispatcher-api")
 
-    supervised.await_state("STOPPED", "dispatcher-api")
     assert (first[0], first[2]) == (202, False)
     assert second == (202, first[1], True)
     books = host.await_finished({UUID(first[1])})

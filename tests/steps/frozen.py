@@ -9,26 +9,19 @@ on the wire at a freeze may be held.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from rich.console import Console
-
 from tests.acceptance.harness import Host, stop
-from tests.steps.kill_points import WORKER_STEPS, KillPlan
-from tests.steps.proof import SETTINGS, Proof, count_unfinished, is_fed, own_host
+from tests.steps.kill_points import KillPlan
+from tests.steps.proof import SETTINGS, Proof, is_fed, run_command, start
 from tests.supervisor.program import eventually
 
 LEASE_SECONDS: Final = 1
@@ -62,22 +55,15 @@ class Waker:
         return True
 
 
-def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
-    """Freezes and wakes this number of processes during a run, then checks every email.
-
-    Raises:
-        AssertionError: An email was lost, duplicated or needlessly held.
-    """
+def freeze(host: Host, freezes: int, seed: int) -> Proof:
+    """Freezes and wakes this number of processes during a run, then checks every email. Raises AssertionError if an
+    email was lost, duplicated or needlessly held."""
     began_at = time.monotonic()
-    folder = host.folder / "range"
-    folder.mkdir()
-    kill_plan = KillPlan(folder, seed)
+    kill_plan = KillPlan(host.folder / "range", seed, signal.SIGSTOP)
     relays = freezes // (WORKERS_PER_RELAY + 1)
     kill_plan.allow(freezes - relays, relays)
     host.sink("--latency-ms", "3")
-    argv = [sys.executable, "-m", "tests.steps.program", str(folder), str(seed), "SIGSTOP"]
-    settings = {**SETTINGS, "WORKERS": 5, "LEASE_SECONDS": LEASE_SECONDS}
-    run = host.program(argv, "run", env=host.environment(**settings))
+    run = start(host, kill_plan, **{**SETTINGS, "WORKERS": 5, "LEASE_SECONDS": LEASE_SECONDS})
     enqueued: set[UUID] = set()
     numbers = itertools.count()
     waker = Waker(kill_plan, random.Random(seed))
@@ -86,32 +72,13 @@ def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
         lambda: f"{freezes} freezes ({waker.woken} so far)",
         seconds=freezes * SECONDS_PER_FREEZE,
     )
-    eventually(lambda: count_unfinished(host) == 0, "the end of all emails")
+    eventually(lambda: host.count_unfinished() == 0, "the end of all emails")
     stop(run)
-    proof = Proof(kill_plan.kills(), host.books(enqueued), enqueued, seconds=time.monotonic() - began_at)
+    proof = Proof(kill_plan.kills(), host.books(enqueued), enqueued, time.monotonic() - began_at)
     # A dead letter may remain if later evidence proved that a held email was sent.
     proof.assert_harmless()
     return proof
 
 
-def main() -> None:
-    """The command line."""
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(prog="python -m tests.steps.frozen", description=summary, epilog=details)
-    parser.add_argument("--freezes", type=int, default=200, metavar="N", help="how many; default: 200")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the random seed of the targets; default: 1")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dispatcher-steps-") as folder, own_host(Path(folder)) as host:
-        proof = freeze(host, freezes=options.freezes, seed=options.seed)
-    console = Console()
-    frozen = Counter(kill.step for kill in proof.kills)
-    console.print({step.value: frozen[step] for step in (*WORKER_STEPS, *(frozen.keys() - set(WORKER_STEPS)))})
-    console.print(
-        f"{len(proof.enqueued)} emails {proof.books.counts}, duplicates {len(proof.books.duplicates)}, "
-        f"lost {len(proof.books.lost)}, held in vain {len(proof.needlessly_held)}; "
-        f"seed {options.seed}, {proof.seconds:.0f} s"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run_command(__doc__ or "", "freezes", 200, freeze)

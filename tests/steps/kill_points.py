@@ -1,9 +1,9 @@
 """Kills or freezes processes at a given step of the protocol, with SIGKILL or SIGSTOP.
 
 `inject_faults` patches this process, in which `dispatcher run` then starts. Each relay and each worker draws a target:
-a step, and how many times to pass that step first. When the process reaches its target, it records the step, the step's
-emails and the emails on the wire. Then it kills or freezes itself. A woken process draws a new target. The product has
-no code for this.
+a step, and how many times to pass that step first. When the process reaches its target, it records the step and the
+emails on the wire. Then it kills or freezes itself. A woken process draws a new target. The product has no code for
+this.
 """
 
 from __future__ import annotations
@@ -66,16 +66,10 @@ ON_THE_WIRE: Final = frozenset({Step.BEFORE_BYTE, Step.AFTER_BYTE, Step.BEFORE_A
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A process that was killed or frozen.
-
-    Attributes:
-        emails: The emails that the step was processing.
-        on_the_wire: The emails that were on the wire according to the ledger.
-    """
+    """A process that was killed or frozen. `on_the_wire`: the emails that were on the wire according to its ledger."""
 
     pid: int
     step: Step
-    emails: frozenset[UUID]
     on_the_wire: frozenset[UUID]
 
 
@@ -86,10 +80,11 @@ class KillPlan:
         signal: The signal that a process sends to itself.
     """
 
-    def __init__(self, folder: Path, seed: int, number: signal.Signals = signal.SIGKILL) -> None:
+    def __init__(self, folder: Path, seed: int | str, number: signal.Signals = signal.SIGKILL) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
+        self.seed = str(seed)
         self.signal = number
-        self._seed = seed
 
     def allow(self, workers: int, relays: int) -> None:
         """Sets how many workers and relays may be killed in total. Before the first call, none may be killed."""
@@ -104,9 +99,7 @@ class KillPlan:
         # The last line may be incomplete, because a process may be writing it.
         *whole, _unfinished = path.read_bytes().split(b"\n") if path.exists() else [b""]
         lines = [orjson.loads(line) for line in whole]
-        return [
-            Kill(line["pid"], Step(line["step"]), _ids(line["emails"]), _ids(line["on_the_wire"])) for line in lines
-        ]
+        return [Kill(line["pid"], Step(line["step"]), frozenset(map(UUID, line["on_the_wire"]))) for line in lines]
 
     def next_target(self, role: str, steps: tuple[Step, ...]) -> tuple[Step, random.Random] | None:
         """The next target for this role; None while no further process may be killed."""
@@ -118,19 +111,15 @@ class KillPlan:
             drawn.write(b".")
         # Draw every step once in a random order, then every step again in a new random order, and so on.
         turn, place = divmod(number, len(steps))
-        order = random.Random(f"{self._seed} {role} {turn}").sample(steps, len(steps))
-        return order[place], random.Random(f"{self._seed} {role} {number}")
+        order = random.Random(f"{self.seed} {role} {turn}").sample(steps, len(steps))
+        return order[place], random.Random(f"{self.seed} {role} {number}")
 
-    def record(self, step: Step, emails: Iterable[UUID], on_the_wire: Iterable[UUID]) -> None:
+    def record(self, step: Step, on_the_wire: Iterable[UUID]) -> None:
         """Records the kill that follows."""
-        line = {"pid": os.getpid(), "step": step, "emails": list(emails), "on_the_wire": list(on_the_wire)}
+        line = {"pid": os.getpid(), "step": step, "on_the_wire": list(on_the_wire)}
         descriptor = os.open(self.folder / "kills", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(descriptor, orjson.dumps(line) + b"\n")
         os.close(descriptor)
-
-
-def _ids(words: list[str]) -> frozenset[UUID]:
-    return frozenset(UUID(word) for word in words)
 
 
 class FaultInjector:
@@ -164,14 +153,14 @@ class FaultInjector:
         self._left -= 1
         return self._left == 0
 
-    def reach(self, step: Step, emails: Iterable[UUID] = ()) -> None:
+    def reach(self, step: Step) -> None:
         """Kills the process if this step is due."""
         if self.is_due(step):
-            self.die(step, emails)
+            self.die(step)
 
-    def die(self, step: Step, emails: Iterable[UUID]) -> None:
+    def die(self, step: Step) -> None:
         """Kills or freezes the process. A woken process draws a new target."""
-        self._plan.record(step, emails, self.on_the_wire.values())
+        self._plan.record(step, self.on_the_wire.values())
         os.kill(os.getpid(), self._plan.signal)
         self._target = None
 
@@ -204,25 +193,24 @@ def _inject_into_ledger(injector: FaultInjector) -> None:
 
     def begin_rendering(self: Ledger, email_id: UUID, lease_token: int) -> int | None:
         place = rendering(self, email_id, lease_token)
-        injector.reach(Step.RENDERING, [email_id])
+        injector.reach(Step.RENDERING)
         return place
 
     def leave(self: Ledger, email_id: UUID, *given: Any, **named: Any) -> int:
-        injector.reach(Step.BEFORE_SLOT, [email_id])
+        injector.reach(Step.BEFORE_SLOT)
         slot = leaving(self, email_id, *given, **named)
         injector.on_the_wire[slot] = email_id
-        injector.reach(Step.BEFORE_BYTE, [email_id])
+        injector.reach(Step.BEFORE_BYTE)
         if injector.is_due(Step.AFTER_BYTE):
             # The byte is sent in this iteration of the event loop, so the kill comes in the next one.
-            asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_BYTE, [email_id])
+            asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_BYTE)
         return slot
 
     def answer(self: Ledger, slot: int, *given: Any, **named: Any) -> None:
-        email_id = injector.on_the_wire[slot]
-        injector.reach(Step.BEFORE_ANSWER, [email_id])
+        injector.reach(Step.BEFORE_ANSWER)
         answered(self, slot, *given, **named)
         del injector.on_the_wire[slot]
-        injector.reach(Step.AFTER_ANSWER, [email_id])
+        injector.reach(Step.AFTER_ANSWER)
 
     def empty(self: Ledger, slot: int) -> None:
         clear(self, slot)
@@ -241,35 +229,31 @@ def _inject_into_store(injector: FaultInjector) -> None:
     lease, record = LeaseStore.lease, LeaseStore.record
 
     async def lease_or_die(self: LeaseStore, keys_by_id: dict[UUID, str], *given: Any, **named: Any) -> Any:
-        injector.reach(Step.BEFORE_LEASE, keys_by_id)
-        statement = partial(lease, self, keys_by_id, *given, **named)
-        leases = await _interrupted(injector, Step.IN_LEASE, keys_by_id, statement)
-        injector.reach(Step.AFTER_LEASE, [each.email_id for each in leases])
+        injector.reach(Step.BEFORE_LEASE)
+        leases = await _interrupted(injector, Step.IN_LEASE, partial(lease, self, keys_by_id, *given, **named))
+        injector.reach(Step.AFTER_LEASE)
         return leases
 
     async def record_or_die(self: LeaseStore, results: Any, *given: Any, **named: Any) -> Any:
         if injector.role == "relay":
             return await record(self, results, *given, **named)
-        emails = [result.email_id for result in results]
-        injector.reach(Step.BEFORE_RECORD, emails)
-        ours = await _interrupted(injector, Step.IN_RECORD, emails, lambda: record(self, results, *given, **named))
-        injector.reach(Step.AFTER_RECORD, emails)
+        injector.reach(Step.BEFORE_RECORD)
+        ours = await _interrupted(injector, Step.IN_RECORD, partial(record, self, results, *given, **named))
+        injector.reach(Step.AFTER_RECORD)
         if injector.is_due(Step.AFTER_ACK):
             # The caller acks in this iteration of the event loop, so the kill comes in the next one.
-            asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_ACK, emails)
+            asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_ACK)
         return ours
 
     LeaseStore.lease = lease_or_die  # type: ignore[method-assign]
     LeaseStore.record = record_or_die  # type: ignore[method-assign]
 
 
-async def _interrupted(
-    injector: FaultInjector, step: Step, emails: Iterable[UUID], statement: Callable[[], Awaitable[Any]]
-) -> Any:
+async def _interrupted(injector: FaultInjector, step: Step, statement: Callable[[], Awaitable[Any]]) -> Any:
     """Runs a statement; if the step is due, kills the process while the server executes it, or just after."""
     if not injector.is_due(step):
         return await statement()
-    asyncio.get_running_loop().call_later(injector.wait_seconds, injector.die, step, list(emails))
+    asyncio.get_running_loop().call_later(injector.wait_seconds, injector.die, step)
     return await statement()
 
 
@@ -286,17 +270,16 @@ def _inject_into_relay(injector: FaultInjector, *, kills: bool) -> None:
 
     async def publish_or_die(self: Publisher, messages: Any) -> Any:
         is_dead_letter = messages[0].queue.endswith(".dlq")
-        emails = [UUID(orjson.loads(message.body)["email_id"]) for message in messages]
-        injector.reach(Step.BEFORE_DEAD_LETTER if is_dead_letter else Step.BEFORE_PUBLISH, emails)
+        injector.reach(Step.BEFORE_DEAD_LETTER if is_dead_letter else Step.BEFORE_PUBLISH)
         confirmed = await publish(self, messages)
-        injector.reach(Step.AFTER_DEAD_LETTER if is_dead_letter else Step.AFTER_PUBLISH, emails)
+        injector.reach(Step.AFTER_DEAD_LETTER if is_dead_letter else Step.AFTER_PUBLISH)
         return confirmed
 
     async def release_or_die(self: Settlement, path: Any, leases: Any) -> Any:
         if self.reason == "worker_died":
             injector.reach(Step.IN_SETTLEMENT)
         elif leases:
-            injector.reach(Step.IN_RELEASE, [lease.email_id for lease in leases])
+            injector.reach(Step.IN_RELEASE)
         return await release(self, path, leases)
 
     Publisher.__init__ = open_publisher  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
+from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
 from tests.store.books import Books
 from tests.worker.bench import Bench
 
@@ -39,3 +40,10 @@ async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
     """A proxy to PostgreSQL that a test can interrupt. The server still completes running statements."""
     async with Proxy(tables_url) as running:
         yield running
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
+    """The sendgrid adapter and a SendGrid double."""
+    async with sendgrid_place(tmp_path / "double") as opened:
+        yield opened

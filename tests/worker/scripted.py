@@ -28,9 +28,7 @@ class ScriptedProvider:
         self.calls: list[UUID] = []
         self.accepted: Counter[UUID] = Counter()
         self.waiting: set[UUID] = set()
-        self.most_at_once = 0
         self._let_go = asyncio.Event()
-        self._at_once = 0
 
     @property
     def name(self) -> str:
@@ -44,12 +42,7 @@ class ScriptedProvider:
         self.calls.append(email.email_id)
         script = self.script[email.email_id]
         act = script.popleft() if script else self.always
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
-        try:
-            return await act(self, email, attempt)
-        finally:
-            self._at_once -= 1
+        return await act(self, email, attempt)
 
     async def close(self) -> None:
         """Does nothing."""

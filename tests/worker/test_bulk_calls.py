@@ -4,118 +4,37 @@ to a SendGrid double, and with scripted faults."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
+from structlog.testing import capture_logs
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Outcome
+from dispatcher.dev.http_behaviour import Fault, Reply
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, Provider
 from dispatcher.worker.bulk_calls import with_bulk_calls
-from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
+from tests.providers.sendgrid_place import SendGridPlace
 from tests.waiting import until
-from tests.worker.bench import Bench, Worker
+from tests.worker.bench import Bench
 from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_and_never_answer, never_leave
 from tests.worker.stage_bench import StageBench, run
 
 COUNT = 100
 
 
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter and a SendGrid double."""
-    async with sendgrid_place(tmp_path / "double", Behaviour()) as opened:
-        yield opened
-
-
-async def start(bench: Bench, place: SendGridPlace) -> tuple[Worker, list[UUID]]:
-    """Starts a worker that makes bulk calls to the double, with a hundred emails to different recipients."""
-    template = {"text": None, "subject": "", "template_id": "d-1"}
-    email_ids = [bench.books.enqueue_one(to=f"customer-{n}@example.com", **template) for n in range(COUNT)]
-    await bench.deliver(email_ids)
-    return await bench.start([with_bulk_calls(place.provider, COUNT)]), email_ids
-
-
-def arrived(place: SendGridPlace) -> dict[UUID, int]:
-    """The number of times that each email arrived, from the double's record."""
-    return {UUID(email_id): times for email_id, times in place.times().items()}
-
-
-def calls(place: SendGridPlace) -> int:
-    return sum(place.double.begun.values())
-
-
-async def test_a_culprit_in_a_bulk_call_fails_alone_and_uses_no_other_emails_attempt(
-    bench: Bench, place: SendGridPlace
-) -> None:
-    place.double.behaviour.culprits = {"customer-37@example.com": "Does not contain a valid address."}
-    worker, email_ids = await start(bench, place)
-
-    await bench.settled({"sent": COUNT - 1, "failed": 1})
-
-    culprit = email_ids.pop(37)
-    assert bench.books.outcomes(culprit) == ["rejected"]
-    assert arrived(place) == dict.fromkeys(email_ids, 1)
-    assert calls(place) < COUNT / 3
-    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
-    assert bench.books.hourly() == {"accepted": COUNT - 1, "rejected": 1}
-    await until(lambda: worker.in_flight == 0)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_a_lost_answer_holds_only_the_emails_of_that_call(bench: Bench, place: SendGridPlace) -> None:
-    place.double.behaviour.fault, place.double.behaviour.times = Fault.CLOSE, 1
-    _, email_ids = await start(bench, place)
-
-    await until(lambda: bench.books.statuses()["sent"] + bench.books.statuses()["held"] == COUNT)
-
-    (first, *_) = place.double.received
-    lost = {UUID(one["custom_args"]["email_id"]) for one in first["personalizations"]}
-    assert {row["email_id"] for row in bench.books.rows() if row["status"] == "held"} == lost
-    assert arrived(place) == dict.fromkeys(email_ids, 1)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(bench: Bench, place: SendGridPlace) -> None:
-    place.double.behaviour.throttle(3600)
-    worker, _ = await start(bench, place)
-
-    await until(lambda: calls(place) > 0)
-    await bench.settled({"pending": COUNT})
-
-    await worker.stop()  # until then, a late lease statement may still commit
-    assert bench.books.statuses() == {"pending": COUNT}
-    assert {row["attempt_count"] for row in bench.books.rows()} == {0}
-    assert not arrived(place)
-
-
-async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(bench: Bench, place: SendGridPlace) -> None:
-    place.double.behaviour.fault, place.double.behaviour.times = sendgrid_error(503, "not now"), 3
-    _, email_ids = await start(bench, place)
-
-    await bench.settled({"sent": COUNT})
-
-    states = {row["state"] for row in bench.books.select("select state from provider_state")}
-    assert states == {"closed"}
-    burnt = {UUID(email_id): times for email_id, times in place.double.requests.items()}
-    assert {row["email_id"]: row["attempt_count"] for row in bench.books.rows()} == burnt
-    assert arrived(place) == dict.fromkeys(email_ids, 1)
-
-
 @pytest.mark.parametrize("status", ["sent", "failed"])
-async def test_a_drain_waits_for_bulk_calls_and_for_the_smaller_calls_after_a_refused_one(
-    bench: Bench, place: SendGridPlace, status: str
-) -> None:
+async def test_a_drain_waits_for_bulk_calls_and_their_parts(bench: Bench, place: SendGridPlace, status: str) -> None:
     place.double.behaviour.latency_seconds = 0.3
     if status == "failed":
         place.double.behaviour.fault = sendgrid_error(400, "The template is not active.", field="template_id")
-    worker, _ = await start(bench, place)
+    template: dict[str, Any] = {"template_id": "d-1", "text": None, "subject": ""}
+    await bench.deliver([bench.books.enqueue_one(to=f"customer-{n}@example.com", **template) for n in range(COUNT)])
+    worker = await bench.start([with_bulk_calls(place.provider, COUNT)])
     await until(lambda: worker.in_flight > 1)
 
     await worker.stop()
@@ -123,7 +42,8 @@ async def test_a_drain_waits_for_bulk_calls_and_for_the_smaller_calls_after_a_re
     statuses = bench.books.statuses()
     assert statuses[status] > 1
     assert statuses[status] + statuses["pending"] == COUNT
-    assert arrived(place) == {row["email_id"]: 1 for row in bench.books.rows() if row["status"] == "sent"}
+    sent = {str(row["email_id"]): 1 for row in bench.books.rows() if row["status"] == "sent"}
+    assert place.times() == sent
     assert not worker.ledger.exists()
 
 
@@ -174,10 +94,12 @@ async def test_an_email_that_is_not_accepted_on_an_idle_connection_is_handled_as
 
 class Scripted(ScriptedBulk):
     """Refuses every bulk call as a whole, after `let_go`, if `refuses`; fails before the first byte, after `let_go`, if
-    `fails`. A bug makes it fail to render one email, or answer it with an invalid outcome."""
+    `fails`; defers all emails of the first call if `is_busy`. A bug makes it fail to render one email, or answer it
+    with an invalid outcome."""
 
-    def __init__(self, *, refuses: bool = False, fails: bool = False) -> None:
+    def __init__(self, *, refuses: bool = False, fails: bool = False, is_busy: bool = False) -> None:
         super().__init__()
+        self._is_busy = is_busy
         self.unrendered: UUID | None = None
         self.odd: UUID | None = None
         self._refuses = refuses
@@ -196,6 +118,10 @@ class Scripted(ScriptedBulk):
             attempt.mark_on_wire()
             await self.wait(parts[0].content.email_id)
             return BulkCallRefused()
+        if self._is_busy:
+            self._is_busy = False
+            attempt.mark_on_wire()
+            return [Deferred(Reason.SERVER_ERROR, "busy", "503")] * len(parts)
         outcomes = await super().send_bulk(parts, attempt)
         assert not isinstance(outcomes, BulkCallRefused)
         odd = Accepted(cast(str, 42))
@@ -240,6 +166,19 @@ def test_a_call_that_fails_after_its_emails_were_stopped_changes_nothing() -> No
         assert (len(failing.waiting), bench.faults) == (0, [])
 
     assert run(scenario, with_bulk_calls(failing, COUNT)).statuses() == {Status.PENDING: 20}
+
+
+def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider() -> None:
+    async def scenario(bench: StageBench) -> None:
+        await bench.turns()
+        bench.deliver(*bench.enqueue(64))
+        await bench.pass_time()
+
+    with capture_logs() as logs:
+        bench = run(scenario, with_bulk_calls(Scripted(is_busy=True), COUNT), prefetch=COUNT)
+
+    assert bench.statuses() == {Status.SENT: 64}
+    assert not [each for each in logs if each["event"] == "provider.paused"]
 
 
 @pytest.mark.parametrize("field", ["unrendered", "odd"])

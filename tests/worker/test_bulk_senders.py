@@ -13,8 +13,8 @@ import botocore.session
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.dev.http_behaviour import Fault, Reply
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Provider
@@ -22,8 +22,8 @@ from dispatcher.providers.ses.responses import BY_ENTRY
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import LeaseExpired
 from tests.providers.attempts import FakeAttempt
-from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, an_email
-from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, Sending, an_email
+from tests.providers.sendgrid_place import SendGridPlace
 from tests.providers.ses_place import SesPlace, ses_place
 
 CULPRIT = "customer-37@example.com"
@@ -40,41 +40,31 @@ def templated(number: int, **changes: Any) -> OutgoingEmail:
 
 
 @dataclass
-class BulkSend:
-    """An email, its attempt, and how often the adapter marked it on the wire (`left`), and as not sent (`back`)."""
+class BulkSend(Sending):
+    """The result of one email's attempt. `refusal`: what `mark_on_wire` raises; `fault`: what the adapter raised."""
 
-    email: OutgoingEmail
-    left: int = 0
-    back: int = 0
+    email: OutgoingEmail = field(kw_only=True)
     refusal: Exception | None = None
-    outcome: Outcome | BaseException | None = None
+    fault: Exception | None = None
     attempt: FakeAttempt = field(init=False)
 
     @property
-    def is_on_the_wire(self) -> bool:
-        return self.left > self.back
-
-    @property
     def kind(self) -> Kind:
-        return type(self.outcome), getattr(self.outcome, "reason", None)
+        return type(self.fault or self.outcome), getattr(self.outcome, "reason", None)
 
-    def leave(self) -> None:
+    def mark_on_wire(self) -> None:
         if self.refusal is not None:
             raise self.refusal
-        assert not self.is_on_the_wire, "`mark_on_wire` was called twice"
-        self.left += 1
-
-    def come_back(self) -> None:
-        assert self.is_on_the_wire, "`mark_not_sent` was called before `mark_on_wire`"
-        self.back += 1
+        super().mark_on_wire()
+        assert self.left == 1, "`mark_on_wire` was called twice"
 
     async def send(self, provider: Provider, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
-        self.attempt = FakeAttempt(1, deadline, self.leave, mark_not_sent=self.come_back)
+        self.attempt = FakeAttempt(1, deadline, self.mark_on_wire, mark_not_sent=self.mark_not_sent)
         try:
             self.outcome = await provider.send(self.email, self.attempt)
         except (ProviderFault, LeaseExpired) as fault:
-            self.outcome = fault
+            self.fault = fault
 
 
 async def send_all(
@@ -88,7 +78,7 @@ async def send_all(
     """Sends all emails at the same moment; returns when each email has an outcome. Asserts that each accepted email
     arrived once, and no refused email arrived. `refused_at`: the position of an email whose lease has expired."""
     provider = BulkSender(place.provider, most_emails)
-    sends = [BulkSend(email) for email in emails]
+    sends = [BulkSend(email=email) for email in emails]
     if refused_at is not None:
         sends[refused_at].refusal = LeaseExpired()
     await asyncio.gather(*(each.send(provider, seconds) for each in sends))
@@ -97,7 +87,7 @@ async def send_all(
         if not isinstance(each.outcome, Uncertain):
             expected = 1 if isinstance(each.outcome, Accepted) else 0
             assert arrived[str(each.email.email_id)] == expected, each.outcome
-            assert each.is_on_the_wire or not expected
+            assert each.left or not expected
     return sends
 
 
@@ -111,13 +101,6 @@ def kinds(sends: Iterable[BulkSend]) -> set[Kind]:
 
 def calls(place: Place) -> int:
     return sum(place.double.begun.values())
-
-
-@pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter and a SendGrid double."""
-    async with sendgrid_place(tmp_path, Behaviour()) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -178,9 +161,7 @@ async def test_an_email_that_cannot_be_rendered_does_not_affect_the_others(place
 
 @pytest.mark.parametrize("names", [True, False], ids=["named", "unnamed"])
 @pytest.mark.parametrize("culprits", [[CULPRIT], [CULPRIT, ANOTHER]], ids=["one", "two"])
-async def test_culprits_among_a_hundred_are_refused_alone_and_the_others_arrive_once(
-    place: SendGridPlace, names: bool, culprits: list[str]
-) -> None:
+async def test_culprits_are_refused_alone(place: SendGridPlace, names: bool, culprits: list[str]) -> None:
     place.double.behaviour.culprits = dict.fromkeys(culprits, "Does not contain a valid address.")
     place.double.behaviour.names_culprits = names
 
@@ -221,26 +202,27 @@ async def test_a_refused_call_to_sendgrid_is_made_again_in_parts_or_fails_all_it
 
 
 @pytest.mark.parametrize("act", [Fault.CLOSE, Fault.HANG])
-async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_is_sent_again(
-    place: SendGridPlace, act: Fault
-) -> None:
+async def test_a_lost_answer_leaves_a_whole_call_uncertain_and_unrepeated(place: SendGridPlace, act: Fault) -> None:
     place.double.behaviour.fault, place.double.behaviour.times = act, 1
 
     sends = await send_all(place, 50, some(100), seconds=LATER_SECONDS)
 
     lost = [each for each in sends if isinstance(each.outcome, Uncertain)]
     assert len(lost) == 50
-    assert all(each.is_on_the_wire for each in lost)
+    assert all(each.left for each in lost)
     assert calls(place) == 2
     assert set(place.times().values()) == {1}
 
 
-async def test_429_defers_all_emails_and_one_reports_it(place: SendGridPlace) -> None:
-    place.double.behaviour.throttle(60)
+@pytest.mark.parametrize(("status", "reason"), [(429, Reason.THROTTLED), (503, Reason.SERVER_ERROR)])
+async def test_a_refusal_for_now_defers_all_and_one_reports_it(
+    place: SendGridPlace, status: int, reason: Reason
+) -> None:
+    place.double.behaviour.fault = sendgrid_error(status, "not now")
 
     sends = await send_all(place, 100, some(100))
 
-    assert (kinds(sends), calls(place)) == ({(Deferred, Reason.THROTTLED)}, 1)
+    assert (kinds(sends), calls(place)) == ({(Deferred, reason)}, 1)
     assert [each.attempt.is_already_counted for each in sends] == [False, *[True] * 99]
 
 
@@ -255,13 +237,11 @@ async def test_a_text_about_the_whole_call_repeats_no_email_content(place: SendG
         assert "customer" not in each.outcome.detail
 
 
-async def test_an_email_that_may_not_be_sent_is_dropped_and_the_others_are_sent_once(
-    place: SendGridPlace, ses: SesPlace
-) -> None:
+async def test_an_email_that_may_not_be_sent_is_dropped_alone(place: SendGridPlace, ses: SesPlace) -> None:
     for used in (place, ses):
         sends = await send_all(used, 50, some(50), refused_at=4)
 
-        assert isinstance(sends.pop(4).outcome, LeaseExpired)
+        assert isinstance(sends.pop(4).fault, LeaseExpired)
         assert kinds(sends) == {SENT}
 
 
@@ -271,7 +251,7 @@ async def test_a_failed_connection_is_a_definite_refusal_for_all_emails(place: S
     sends = await send_all(place, 100, some(100))
 
     assert kinds(sends) == {(Deferred, Reason.CONNECTION_FAILED)}
-    assert not any(each.is_on_the_wire for each in sends)
+    assert not any(each.left for each in sends)
     assert sum(not each.attempt.is_already_counted for each in sends) == 1
 
 
@@ -339,4 +319,4 @@ async def test_a_call_to_ses_that_is_refused_or_lost_as_a_whole(
     sends = await send_all(ses, 50, some(20))
 
     assert (kinds(sends), calls(ses)) == ({kind}, expected)
-    assert all(each.is_on_the_wire for each in sends) or kind[0] is Rejected
+    assert all(each.left for each in sends) or kind[0] is Rejected

@@ -13,7 +13,7 @@ from dispatcher.domain.outcome import Deferred, Reason
 from dispatcher.worker.attempts import Attempts
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer
+from tests.worker.scripted import ScriptedProvider, accept_when_let_go, answer
 
 LIMITED = "ann@example.org"
 OTHER = "bob@example.com"
@@ -34,9 +34,7 @@ def smtp(bench: Bench) -> ScriptedProvider:
     return bench.provider
 
 
-async def test_emails_beyond_the_rate_wait_in_their_rows_and_others_are_sent(
-    bench: Bench, smtp: ScriptedProvider
-) -> None:
+async def test_emails_beyond_the_rate_wait_in_rows_and_others_are_sent(bench: Bench, smtp: ScriptedProvider) -> None:
     second = ScriptedProvider("sendgrid")
     set_limit(bench, rate=0.01)
     await bench.start([smtp, second], PREFETCH="8")
@@ -85,26 +83,6 @@ async def test_waiting_emails_have_places_per_lane_and_tenant_and_a_changed_ceil
         await until_answer(is_sent)
 
 
-async def test_no_more_attempts_than_slots_run_at_the_same_time_and_others_are_not_delayed(
-    bench: Bench, smtp: ScriptedProvider
-) -> None:
-    set_limit(bench, slots=2)
-    limited, others = bench.books.enqueue(60, to=LIMITED), bench.books.enqueue(60, to=OTHER)
-    for email_id in others:
-        smtp.script[email_id].append(accept)
-    smtp.always = accept_when_let_go
-    for _ in range(2):
-        await bench.start(PREFETCH="16")
-
-    await bench.deliver([*limited, *others])
-
-    await until(lambda: all(smtp.accepted[each] for each in others))
-    await bench.settled({"sent": 60, "sending": 2, "waiting": 58})
-    assert (len(smtp.waiting), len(set(limited) & set(smtp.calls))) == (2, 2)
-    smtp.let_go()
-    await bench.settled({"sent": 62, "waiting": 58})
-
-
 async def test_other_providers_have_no_ceilings(bench: Bench) -> None:
     set_limit(bench, rate=0.01, slots=1)
     await bench.start([ScriptedProvider("sendgrid")])
@@ -147,9 +125,7 @@ async def test_a_try_without_an_attempt_uses_up_no_token(
     assert next(closed, None) is None
 
 
-async def test_a_worker_that_drains_releases_an_email_that_waits_for_a_slot(
-    bench: Bench, smtp: ScriptedProvider
-) -> None:
+async def test_a_draining_worker_releases_an_email_that_waits_for_a_slot(bench: Bench, smtp: ScriptedProvider) -> None:
     set_limit(bench, slots=1)
     smtp.always = accept_when_let_go
     worker = await bench.start()

@@ -8,10 +8,7 @@ from dispatcher.broker.connection import CONNECT_SECONDS
 from dispatcher.worker.process import CANCEL_SECONDS
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import (
-    accept_when_let_go,
-    leave_when_let_go,
-)
+from tests.worker.scripted import accept_when_let_go, leave_when_let_go
 
 
 async def test_unsent_emails_are_not_sent_while_a_drain_waits_for_a_lease(bench: Bench) -> None:

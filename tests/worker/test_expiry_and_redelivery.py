@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected
+from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.host.clock import steady_clock
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
 from dispatcher.worker.bulk_calls import with_bulk_calls
@@ -40,9 +40,7 @@ class BulkWhenLetGo(ScriptedBulk):
 
 
 @pytest.mark.parametrize("is_bulk", [False, True], ids=["alone", "in a bulk call"])
-async def test_an_email_that_expires_under_its_lease_is_refused_in_the_turn_of_the_first_byte(
-    bench: Bench, is_bulk: bool
-) -> None:
+async def test_an_email_that_expires_under_its_lease_is_refused_at_its_first_byte(bench: Bench, is_bulk: bool) -> None:
     provider = BulkWhenLetGo() if is_bulk else ScriptedProvider()
     provider.always = leave_when_let_go
     await bench.start([with_bulk_calls(provider, 10)])
@@ -62,9 +60,7 @@ async def test_an_email_that_expires_under_its_lease_is_refused_in_the_turn_of_t
     await bench.nothing_left_on_the_queue()
 
 
-async def test_an_expired_email_is_not_leased_and_a_retry_after_the_expiry_does_not_keep_an_email_leased(
-    bench: Bench,
-) -> None:
+async def test_an_expired_email_is_not_leased_and_none_waits_under_a_lease_for_a_later_retry(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=50.0))
     expired, waits = bench.books.enqueue(1, expires_at=soon(60)) + bench.books.enqueue(1, expires_at=soon(40))
     bench.books.change(expired, expires_at=PAST)
@@ -106,21 +102,13 @@ async def test_a_deferral_that_used_up_its_attempts_waits_and_has_all_its_attemp
 
 
 @pytest.mark.parametrize(
-    ("outcome", "settings", "row"),
-    [
-        (GREYLISTED, {}, {}),
-        (GREYLISTED, HOURS, {"redeliver_seconds": 0}),
-        (GREYLISTED, HOURS, {"due_since": PAST}),
-        (GREYLISTED, HOURS, {"expires_at": timedelta(seconds=45)}),
-        (Rejected(Reason.REFUSED, "no"), HOURS, {}),
-    ],
-    ids=["off", "off for its lane", "its time is over", "expires before", "a rejection"],
+    "row",
+    [{"redeliver_seconds": 0}, {"due_since": PAST}, {"expires_at": timedelta(seconds=45)}],
+    ids=["off for its lane", "its time is over", "expires before"],
 )
-async def test_the_email_fails_as_without_redelivery(
-    bench: Bench, outcome: Outcome, settings: dict[str, Any], row: dict[str, object]
-) -> None:
-    bench.provider.always = answer(outcome)
-    await bench.start(**QUICK, **settings)
+async def test_the_email_fails_as_without_redelivery(bench: Bench, row: dict[str, object]) -> None:
+    bench.provider.always = answer(GREYLISTED)
+    await bench.start(**QUICK, **HOURS)
     (email_id,) = bench.books.enqueue(1)
     for name, value in row.items():
         bench.books.change(email_id, **{name: datetime.now(UTC) + value if isinstance(value, timedelta) else value})
@@ -129,15 +117,3 @@ async def test_the_email_fails_as_without_redelivery(
 
     await bench.settled({"failed": 1})
     assert bench.books.row(email_id)["dead_letter_due_at"] is not None
-
-
-async def test_the_lane_of_an_email_sets_its_attempts_and_its_redelivery(bench: Bench) -> None:
-    bench.provider.always = answer(GREYLISTED)
-    await bench.start(MAX_ATTEMPTS="1", RETRY_BASE_SECONDS="0.01")
-    (email_id,) = bench.books.enqueue(1)
-    bench.books.change(email_id, max_attempts=3, redeliver_seconds=3600)
-
-    await bench.deliver([email_id])
-
-    await bench.settled({"waiting": 1})
-    assert bench.books.outcomes(email_id) == ["deferred"] * 3

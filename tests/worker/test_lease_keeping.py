@@ -8,23 +8,20 @@ from uuid import UUID
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain
-from dispatcher.host.ledger_reader import LivingLedger, living_ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from tests.broker.proxy import Proxy
 from tests.recovery.tally import counted
 from tests.store.books import Books
-from tests.store.fixtures import DATABASE_ID
 from tests.waiting import until
-from tests.worker.bench import Bench, Worker
+from tests.worker.bench import Bench
 from tests.worker.scripted import (
     ScriptedProvider,
     accept,
     accept_when_let_go,
     answer,
     answer_when_let_go,
-    leave_when_let_go,
     never_leave,
 )
 
@@ -38,15 +35,7 @@ def expired(books: Books) -> bool:
     return bool(books.select("select from email_log where status = 'sending' and locked_until < clock_timestamp()"))
 
 
-def ledger_of(worker: Worker) -> LivingLedger:
-    living = living_ledger(worker.ledger)
-    assert living is not None
-    return living
-
-
-async def test_the_leases_of_a_slow_send_and_of_an_email_that_waits_for_a_retry_are_renewed_again_and_again(
-    bench: Bench,
-) -> None:
+async def test_the_leases_of_a_slow_send_and_of_a_waiting_email_are_renewed_again_and_again(bench: Bench) -> None:
     slow, waits = bench.books.enqueue(2)
     bench.provider.script[slow].append(accept_when_let_go)
     bench.provider.script[waits].append(answer(Deferred(Reason.REFUSED, retry_after=LONGER_SECONDS)))
@@ -71,24 +60,6 @@ async def test_the_leases_of_a_slow_send_and_of_an_email_that_waits_for_a_retry_
     assert {row["lease_token"] for row in bench.books.rows()} == {1}
 
 
-async def test_a_worker_that_lost_a_lease_does_not_send_its_unsent_email(bench: Bench) -> None:
-    _, (*lost, neighbour) = await bench.begin(4, leave_when_let_go, LEASE_SECONDS=LEASE_SECONDS)
-
-    statuses = ("sending", "held", "pending")
-    for email_id, status in zip(lost, statuses, strict=True):
-        locked_by = "another" if status == "sending" else None
-        bench.books.change(email_id, status=status, lease_token=7, locked_by=locked_by, locked_until=FAR)
-    await until(lambda: bench.provider.waiting == {neighbour})
-    bench.provider.let_go()
-
-    await until(lambda: bench.books.status(neighbour) == "sent")
-    assert bench.provider.accepted == {neighbour: 1}
-    rows = [bench.books.row(email_id) for email_id in lost]
-    assert [(row["status"], row["lease_token"], row["attempt_count"]) for row in rows] == [
-        (status, 7, 1) for status in statuses
-    ]
-
-
 async def test_an_event_during_the_wait_for_a_retry_stops_the_retry(bench: Bench) -> None:
     bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=1.0))
     worker = await bench.start(RETRY_CAP_SECONDS="2")
@@ -105,20 +76,6 @@ async def test_an_event_during_the_wait_for_a_retry_stops_the_retry(bench: Bench
     assert bench.provider.accepted == {neighbour: 1}
     row = bench.books.row(email_id)
     assert (row["attempt_count"], row["proven_by"]) == (1, "sendgrid")
-
-
-async def test_an_acceptance_after_a_lost_lease_is_recorded_as_evidence(bench: Bench, postgres: Proxy) -> None:
-    worker, (email_id,) = await bench.begin(DATABASE_URL=postgres.url)
-    postgres.freeze()
-    bench.provider.let_go()
-    await until(lambda: bench.provider.accepted)
-    bench.books.change(email_id, status="held", lease_token=7, locked_by=None, dead_letter_due_at=FAR)
-    postgres.thaw()
-
-    await bench.settled({"sent": 1})
-    assert bench.books.row(email_id)["dead_letter_due_at"] is None
-    await until(lambda: worker.in_flight == 0)
-    await bench.nothing_left_on_the_queue()
 
 
 async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench, postgres: Proxy) -> None:
@@ -150,9 +107,7 @@ async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench,
     assert bench.provider.accepted == {email_id: 1}
 
 
-async def test_a_worker_that_was_disconnected_undoes_the_recovery_of_emails_that_were_not_accepted(
-    bench: Bench, postgres: Proxy, tables_url: str
-) -> None:
+async def test_a_reconnected_worker_undoes_needless_recoveries(bench: Bench, postgres: Proxy, tables_url: str) -> None:
     on_the_wire: tuple[Outcome, ...] = (
         Accepted(),
         Deferred(Reason.REFUSED),
@@ -188,17 +143,3 @@ async def test_a_worker_that_was_disconnected_undoes_the_recovery_of_emails_that
     bench.provider.script[unbegun].clear()
     await until(lambda: bench.books.status(unbegun) == "sent")
     assert bench.provider.accepted == {accepted: 1, unbegun: 1}
-
-
-async def test_the_ledger_matches_the_state_of_an_email_on_the_wire(bench: Bench) -> None:
-    worker, (first, _) = await bench.begin(2)
-    assert worker.in_flight == 2
-    assert ledger_of(worker).database_id == DATABASE_ID
-
-    with bench.locked(first):
-        bench.provider.let_go()
-        await bench.blocked(worker)
-        assert worker.in_flight == 2  # answered, but not recorded
-
-    await bench.settled({"sent": 2})
-    await until(lambda: worker.in_flight == 0)

@@ -25,9 +25,7 @@ from tests.worker.scripted import accept, accept_when_let_go, answer
 
 
 @pytest.mark.parametrize("is_ended", [True, False], ids=["sessions ended during the record", "reply lost"])
-async def test_an_acceptance_is_recorded_once_if_postgresql_fails_between_acceptance_and_record(
-    bench: Bench, postgres: Proxy, is_ended: bool
-) -> None:
+async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, postgres: Proxy, is_ended: bool) -> None:
     worker, email_ids = await bench.begin(4, DATABASE_URL=postgres.url)
     with bench.locked(email_ids[-1]):
         bench.provider.let_go()
@@ -49,9 +47,7 @@ async def test_an_acceptance_is_recorded_once_if_postgresql_fails_between_accept
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_deferral_whose_recorded_reply_was_lost_is_retried(
-    bench: Bench, postgres: Proxy, tables_url: str
-) -> None:
+async def test_a_deferral_whose_reply_was_lost_is_retried(bench: Bench, postgres: Proxy, tables_url: str) -> None:
     (email_id,) = bench.books.enqueue(1)
     bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED)))
     with psycopg.connect(tables_url) as person:
@@ -90,9 +86,7 @@ async def interrupt_lease(bench: Bench, postgres: Proxy, worker: Worker, email_i
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before the worker reconnects", "after it has reconnected"])
-async def test_an_interrupted_lease_that_postgresql_commits_is_released_and_taken_again(
-    bench: Bench, postgres: Proxy, is_late: bool
-) -> None:
+async def test_an_interrupted_lease_is_released_and_taken_again(bench: Bench, postgres: Proxy, is_late: bool) -> None:
     worker = await bench.start(DATABASE_URL=postgres.url)
     with locked_email(bench) as (email_id, _):
         await interrupt_lease(bench, postgres, worker, email_id)
@@ -112,9 +106,7 @@ async def test_an_interrupted_lease_that_postgresql_commits_is_released_and_take
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_worker_that_stops_during_an_interrupted_lease_leaves_no_lease_behind(
-    bench: Bench, postgres: Proxy
-) -> None:
+async def test_a_worker_that_stops_during_an_interrupted_lease_leaves_no_lease(bench: Bench, postgres: Proxy) -> None:
     worker = await bench.start(DATABASE_URL=postgres.url)
     with locked_email(bench) as (email_id, _):
         await interrupt_lease(bench, postgres, worker, email_id)
@@ -130,9 +122,7 @@ async def test_a_worker_that_stops_during_an_interrupted_lease_leaves_no_lease_b
     await bench.rabbit.take_all(bench.topology.queue, 1)
 
 
-async def test_a_lease_that_a_hanging_session_commits_after_the_worker_has_exited_is_left_to_the_relay(
-    bench: Bench, postgres: Proxy
-) -> None:
+async def test_a_lease_committed_after_the_workers_exit_is_left_to_the_relay(bench: Bench, postgres: Proxy) -> None:
     worker = await bench.start(DATABASE_URL=postgres.url)
     with locked_email(bench) as (email_id, person):
         await interrupt_lease(bench, postgres, worker, email_id)
@@ -195,9 +185,7 @@ async def test_a_refused_result_loses_the_providers_text_and_does_not_affect_the
         await bench.nothing_left_on_the_queue()
 
 
-async def test_a_result_that_is_always_refused_keeps_its_lease_until_it_expires_and_delays_nothing(
-    bench: Bench,
-) -> None:
+async def test_a_result_that_is_always_refused_keeps_its_lease_until_its_end_and_delays_nothing(bench: Bench) -> None:
     bench.provider.always = answer(Rejected(Reason.REFUSED))
     expired = "select from email_log where status = 'sending' and locked_until < clock_timestamp()"
     with constraint(bench.books, "outcome <> 'rejected'"):
@@ -241,9 +229,7 @@ async def test_without_rabbitmq_emails_on_the_wire_are_sent_once_and_their_redel
     await bench.nothing_left_on_the_queue()
 
 
-async def test_delivered_unleased_messages_are_redelivered_and_retries_continue_without_rabbitmq(
-    bench: Bench, broker: Proxy
-) -> None:
+async def test_without_rabbitmq_retries_continue_and_unleased_messages_return(bench: Bench, broker: Proxy) -> None:
     retried, *others = email_ids = bench.books.enqueue(9)
     bench.provider.script[retried].append(answer(Deferred(Reason.REFUSED, retry_after=0.3)))
     bench.provider.script[retried].append(accept)

@@ -131,18 +131,6 @@ async def test_an_email_without_an_answer_is_held_or_sent_again_by_policy(bench:
     await bench.nothing_left_on_the_queue()
 
 
-async def test_hundreds_of_emails_are_sent_once_each_and_never_more_at_once_than_the_window(bench: Bench) -> None:
-    await bench.start(PREFETCH="20")
-    email_ids = await bench.enqueue(300)
-
-    await bench.settled({"sent": 300})
-
-    assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
-    assert bench.provider.most_at_once <= 20
-    assert bench.books.hourly() == {"accepted": 300}
-    await bench.nothing_left_on_the_queue()
-
-
 async def test_a_provider_that_never_answers_is_paused_before_the_whole_queue_is_held(bench: Bench) -> None:
     bench.provider.always = answer(Uncertain("no answer"))
     await bench.start(PREFETCH="5")

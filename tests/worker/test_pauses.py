@@ -14,11 +14,9 @@ from dispatcher.actions.pauses import ResumeProvider
 from dispatcher.actions.runner import Face, Who
 from dispatcher.actions.runner import run as run_action
 from dispatcher.domain.controls import Controls, Pause, PauseScope
-from dispatcher.domain.outcome import Deferred, Outcome, Reason
-from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.outcome import Deferred, Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import Lease
 from dispatcher.worker.bulk_calls import with_bulk_calls
@@ -50,9 +48,7 @@ async def until_in_force() -> None:
 
 
 @pytest.mark.parametrize("are_together", [False, True], ids=["messages", "a bundle in bulk calls"])
-async def test_messages_of_a_paused_tenant_are_acked_and_their_emails_are_due_again_unpublished(
-    bench: Bench, are_together: bool
-) -> None:
+async def test_messages_of_a_paused_tenant_are_acked_and_emails_put_back(bench: Bench, are_together: bool) -> None:
     provider = ScriptedBulk()
     pause(bench.books.connection, "tenant", "acme")
     await bench.start([with_bulk_calls(provider, 50) if are_together else provider])
@@ -91,22 +87,6 @@ async def test_an_email_of_a_paused_tenant_whose_row_is_locked_is_put_back_when_
     assert bench.provider.calls == []
 
 
-@pytest.mark.parametrize(("scope", "name"), [("all", ""), ("lane", "normal")])
-async def test_a_worker_that_starts_during_a_pause_sends_nothing_until_the_pause_ends_by_itself(
-    bench: Bench, scope: str, name: str
-) -> None:
-    pause(bench.books.connection, scope, name, seconds=2.5)
-    began_at = time.monotonic()
-    await bench.enqueue(20)
-    await bench.start()
-
-    await bench.settled({"sent": 20})
-
-    assert 2.4 < time.monotonic() - began_at < 8
-    assert set(bench.provider.accepted.values()) == {1}
-    await bench.nothing_left_on_the_queue()
-
-
 @pytest.mark.parametrize(
     ("scope", "name", "act"),
     [
@@ -118,9 +98,7 @@ async def test_a_worker_that_starts_during_a_pause_sends_nothing_until_the_pause
         ("provider", "a", leave_when_let_go),
     ],
 )
-async def test_emails_that_wait_under_a_lease_are_released_within_two_seconds(
-    bench: Bench, scope: str, name: str, act: Act
-) -> None:
+async def test_waiting_leased_emails_are_released_in_two_seconds(bench: Bench, scope: str, name: str, act: Act) -> None:
     provider = ScriptedProvider("a")
     provider.always = act
     await bench.start([provider], RETRY_CAP_SECONDS="60")
@@ -164,55 +142,6 @@ async def test_a_paused_lane_keeps_its_messages_while_the_other_lanes_are_sent(b
     assert set(bench.provider.accepted.values()) == {1}
 
 
-async def test_while_a_provider_is_paused_the_next_provider_takes_over(bench: Bench) -> None:
-    first, second = ScriptedProvider("a"), ScriptedProvider("b")
-    pause(bench.books.connection, "provider", "a")
-    await bench.start([first, second])
-    await bench.enqueue(5)
-    await bench.settled({"sent": 5})
-    assert (len(first.calls), len(second.calls)) == (0, 5)
-
-    resume(bench.books.connection)
-
-    async def first_sends() -> bool:
-        await bench.enqueue()
-        return bool(first.calls)
-
-    await until_answer(first_sends)
-
-
-async def test_a_pause_is_in_force_in_two_workers_within_two_seconds(bench: Bench) -> None:
-    sent_at: dict[UUID, float] = {}
-
-    async def note(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        sent_at[email.email_id] = time.monotonic()
-        return await accept(provider, email, attempt)
-
-    providers = [ScriptedProvider("a"), ScriptedProvider("a")]
-    for provider in providers:
-        provider.always = note
-        await bench.start([provider], PREFETCH="8")
-    acme: list[UUID] = []
-
-    async def enqueue() -> None:
-        acme.extend(await bench.enqueue(4, tenant_id="acme"))
-        await bench.enqueue(4)
-
-    for _ in range(10):
-        await enqueue()
-    await until(lambda: all(provider.calls for provider in providers))
-    pause(bench.books.connection, "tenant", "acme")
-    paused_at = time.monotonic()
-    while time.monotonic() - paused_at < 3:
-        await enqueue()
-        await asyncio.sleep(0.1)
-
-    await until(lambda: set(bench.books.statuses()) == {"sent", "pending"})
-    assert all(sent_at.get(each, 0.0) < paused_at + 2 for each in acme)
-    others = [row["email_id"] for row in bench.books.rows() if row["tenant_id"] != "acme"]
-    assert any(sent_at[each] > paused_at + 2 for each in others if each in sent_at)
-
-
 A_PAUSE = Pause(PauseScope.ALL, "", None, "maintenance", "ann", None)  # type: ignore[arg-type]
 
 
@@ -231,6 +160,21 @@ def test_while_postgresql_cannot_be_read_the_last_known_pauses_stay_in_force() -
         await bench.pass_time()
 
     assert run(scenario).statuses() == {Status.SENT: 3}
+
+
+def test_a_busy_worker_leases_nothing_later_than_two_seconds_after_the_begin_of_a_pause() -> None:
+    async def scenario(bench: StageBench) -> None:
+        async def work(seconds: int) -> int:
+            for _ in range(10 * seconds):
+                bench.deliver(*bench.enqueue())
+                await bench.pass_time(0.1)
+            return bench.words.count("lease")
+
+        assert await work(5) == 50
+        bench.store.controls = Controls((A_PAUSE,))
+        assert await work(2) == await work(5)
+
+    run(scenario)
 
 
 def test_before_the_first_read_nothing_is_leased() -> None:
@@ -340,9 +284,7 @@ def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released(
     ],
     ids=["throttled", "asked to wait", "fault"],
 )
-async def test_resume_ends_the_wait_that_a_worker_began_itself_within_two_seconds(
-    bench: Bench, tables_url: str, act: Act
-) -> None:
+async def test_resume_ends_a_workers_own_wait_within_two_seconds(bench: Bench, tables_url: str, act: Act) -> None:
     bench.provider.always = act
     await bench.start()
     email_ids = await bench.enqueue(20)

@@ -50,9 +50,7 @@ def pair(*acts: Act) -> tuple[ScriptedProvider, ScriptedProvider]:
 
 
 @pytest.mark.parametrize("policy", ["hold", "resend"])
-async def test_after_silence_the_email_is_tried_again_at_the_same_provider_under_the_same_lease(
-    bench: Bench, policy: str
-) -> None:
+async def test_after_silence_the_email_is_tried_again_there_under_the_same_lease(bench: Bench, policy: str) -> None:
     first, second = pair(accept_by_key, accept_by_key)
     await bench.start([first, second], ON_UNCERTAIN=policy)
 
@@ -63,17 +61,6 @@ async def test_after_silence_the_email_is_tried_again_at_the_same_provider_under
     assert bench.books.outcomes(email_id) == ["uncertain", "uncertain", "accepted"]
     row = bench.books.row(email_id)
     assert (row["provider"], row["pinned_at"], row["lease_token"]) == ("first", None, 1)
-
-
-async def test_without_keys_silence_is_held(bench: Bench) -> None:
-    first, second = ScriptedProvider("first"), ScriptedProvider("second", KEYED)
-    first.always = NO_ANSWER
-    await bench.start([first, second])
-
-    await bench.enqueue()
-
-    await bench.settled({"held": 1})
-    assert (len(first.calls), second.calls) == (1, [])
 
 
 @pytest.mark.parametrize(

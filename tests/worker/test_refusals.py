@@ -33,30 +33,20 @@ DOMAINS = 10
 BACKLOG = 60
 PREFETCH = 8
 ATTEMPTS = 3
-BLOCKED_LIST = "554 5.7.1 Client host [192.0.2.1] blocked using a list"
 TOO_MANY = "550 Domain example.com has exceeded the max emails per hour (101/100) allowed"
 NO_CREDITS = "535 5.7.8 Authentication failed: Maximum credits exceeded"
-QUOTA = "554 5.2.0 STOREDRV.Submission.Exception:SubmissionQuotaExceededException"
 FAULTS = {
     "greeting, blocked host": (Step.CONNECT, "554 5.7.1 Your IP is blocked", "Your IP is blocked", 0),
     "login, no credits": (Step.AUTH, NO_CREDITS, "refuses the login", 0),
-    "MAIL, daily quota": (Step.MAIL, "550 5.4.5 Daily user sending limit exceeded", "Daily user sending", 3000),
-    "MAIL, no login": (Step.MAIL, "550 Unauthenticated senders not allowed", "Unauthenticated", 0),
     "MAIL, sender": (Step.MAIL, "553 5.7.1 Sender address rejected: not owned by user", "not owned by", 0),
-    "MAIL, unknown words": (Step.MAIL, "550 5.7.1 Rule 7 says no", "Rule 7 says no", 0),
     "RCPT, hourly quota": (Step.RCPT, TOO_MANY, "max emails per hour", 3000),
     "RCPT, relay": (Step.RCPT, "554 5.7.1 Relay access denied", "Relay access denied", 0),
-    "RCPT, blocklist": (Step.RCPT, BLOCKED_LIST, "Client host", 0),
     "RCPT, unknown words": (Step.RCPT, "550 Rule 7 says no", "Rule 7 says no", 0),
     "RCPT, too fast": (Step.RCPT, "450 4.7.1 Error: too much mail", "throttled", 0),
-    "DATA, quota": (Step.DATA, "452 4.3.1 Hourly quota exceeded", "Hourly quota", 3000),
-    "DATA, unknown words": (Step.DATA, "554 Rule 7 says no", "Rule 7 says no", 0),
-    "after the body, quota": (Step.END, QUOTA, "SubmissionQuota", 3000),
-    "after the body, suspended": (Step.END, "554 Sending suspended for this account", "suspended", 0),
     "after the body, unknown words": (Step.END, "554 5.7.1 Rule 7 says no", "Rule 7 says no", 0),
 }
 """What the server does, a part of the reason that operators are told, and for how many seconds it lasts at least."""
-WITH_SECOND = ("login, no credits", "RCPT, hourly quota", "RCPT, unknown words", "after the body, suspended")
+WITH_SECOND = ("login, no credits", "RCPT, unknown words", "after the body, unknown words")
 
 
 def backlog(bench: Bench, count: int = BACKLOG) -> list[UUID]:
@@ -76,9 +66,7 @@ def reasons(bench: Bench) -> list[tuple[str, float]]:
 @pytest.mark.parametrize(
     ("case", "has_second"), [*((case, False) for case in FAULTS), *((case, True) for case in WITH_SECOND)]
 )
-async def test_a_refused_backlog_stays_pending_or_goes_to_the_second_provider(
-    case: str, has_second: bool, bench: Bench, tmp_path: Path
-) -> None:
+async def test_a_refused_backlog_waits_or_fails_over(case: str, has_second: bool, bench: Bench, tmp_path: Path) -> None:
     step, reply, told, lasts = FAULTS[case]
     login = ("user", "password") if step is Step.AUTH else None
     second = ScriptedProvider("second")
@@ -95,9 +83,7 @@ async def test_a_refused_backlog_stays_pending_or_goes_to_the_second_provider(
 
 
 @pytest.mark.parametrize("case", ["RCPT, relay", "RCPT, unknown words", "MAIL, sender"])
-async def test_three_refused_emails_are_enough_and_the_log_says_why_an_email_waits(
-    case: str, bench: Bench, tmp_path: Path
-) -> None:
+async def test_three_refusals_are_enough_and_the_log_says_why(case: str, bench: Bench, tmp_path: Path) -> None:
     step, reply, told, _ = FAULTS[case]
     async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={step: reply})) as place:
         await bench.start([place.provider])
@@ -141,9 +127,6 @@ async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> 
     [
         ("550 5.1.1 no such mailbox", False),
         ("550 5.1.1 no such mailbox", True),
-        ("550 no such user", True),
-        ("553 sorry", True),
-        ("552 5.2.2 mailbox full", True),
         ("554 5.7.1 Rejected by the recipient's spam policy", True),
     ],
 )
@@ -179,9 +162,7 @@ async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("domains", [1, pytest.param(30, marks=pytest.mark.slow)])
-async def test_thirty_recipients_that_the_server_cannot_look_up_do_not_stop_other_emails(
-    bench: Bench, tmp_path: Path, domains: int
-) -> None:
+async def test_thirty_unverified_recipients_stop_no_other_emails(bench: Bench, tmp_path: Path, domains: int) -> None:
     async with smtp_place(tmp_path / "sink") as place:
         await bench.start([place.provider], MAX_ATTEMPTS=str(ATTEMPTS))
         for number in range(30):
@@ -218,25 +199,12 @@ UNCLEAR = Rejected(Reason.REFUSED, "Rule 7 says no", "550")
     ],
     ids=["429", "429 for a second", "500", "fault"],
 )
-async def test_an_email_that_always_causes_a_provider_wide_refusal_fails_alone(
-    bench: Bench, outcome: Outcome | ProviderFault
-) -> None:
+async def test_the_cause_of_provider_wide_refusals_fails_alone(bench: Bench, outcome: Outcome | ProviderFault) -> None:
     bench.provider.always = refuse(outcome)
     await bench.start(MAX_ATTEMPTS=str(ATTEMPTS))
     await bench.enqueue(to="bad@bad.example")
 
     await bad_emails_fail_and_good_emails_are_sent(bench)
-
-
-async def test_a_single_email_does_not_fail_while_the_provider_throttles_everything(bench: Bench) -> None:
-    bench.provider.always = refuse(SLOW_DOWN)
-    await bench.start(MAX_ATTEMPTS="1")
-    (lone,) = await bench.enqueue(to="bad@bad.example")
-    await until(lambda: len(bench.provider.calls) >= 2)
-    assert bench.books.attempts(lone) == []
-    bench.provider.always = accept
-
-    await bench.settled({"sent": 1})
 
 
 async def test_a_backlog_that_is_greylisted_at_one_domain_does_not_delay_emails_to_other_domains(bench: Bench) -> None:
@@ -262,9 +230,7 @@ async def test_a_backlog_that_is_greylisted_at_one_domain_does_not_delay_emails_
 
 
 @pytest.mark.parametrize("outcome", [UNCLEAR, replace(UNCLEAR, fault=RELAY)], ids=["unknown words", "known words"])
-async def test_a_backlog_that_is_rejected_at_one_domain_does_not_stop_emails_to_other_domains(
-    bench: Bench, outcome: Rejected
-) -> None:
+async def test_a_backlog_rejected_at_one_domain_stops_no_emails_to_others(bench: Bench, outcome: Rejected) -> None:
     bench.provider.always = refuse(outcome)
     await bench.start(PREFETCH=str(PREFETCH))
     rejected = await bench.enqueue(100, to="bad@bad.example")
@@ -302,31 +268,7 @@ async def test_an_undecided_email_that_expires_before_its_next_try_is_released(b
     await bench.nothing_left_on_the_queue()
 
 
-UNOPENED: dict[str, dict[Step, str]] = {
-    "greeting 451": {Step.CONNECT: "451 4.7.1 Greylisted"},
-    "greeting 554": {Step.CONNECT: "554 5.3.2 no SMTP service here"},
-    "closed": {Step.CONNECT: SmtpFault.CLOSE},
-    "EHLO 421": {Step.EHLO: "421 4.3.2 busy"},
-    "EHLO reset": {Step.EHLO: SmtpFault.RESET},
-}
-
-
-@pytest.mark.parametrize("script", UNOPENED.values(), ids=UNOPENED)
-async def test_a_refused_connection_greeting_or_ehlo_uses_no_attempt(
-    bench: Bench, tmp_path: Path, script: dict[Step, str]
-) -> None:
-    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script=script, times=1)) as place:
-        await bench.start([place.provider], MAX_ATTEMPTS="1")
-
-        (email_id,) = await bench.enqueue()
-
-        await bench.settled({"sent": 1})
-        assert bench.books.outcomes(email_id) == ["accepted"]
-
-
-async def test_a_single_email_waits_for_an_unreachable_provider_and_status_says_why(
-    bench: Bench, tmp_path: Path
-) -> None:
+async def test_an_email_waits_for_an_unreachable_provider_and_status_says_why(bench: Bench, tmp_path: Path) -> None:
     async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={Step.CONNECT: SmtpFault.RESET})) as place:
         await bench.start([place.provider], MAX_ATTEMPTS="1")
 

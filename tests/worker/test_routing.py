@@ -4,15 +4,13 @@ cannot send every email."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any, Final
-from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
@@ -83,9 +81,7 @@ async def test_a_refusal_that_concerns_the_provider_goes_to_the_next_at_once_and
     [FAULT, refuse(Reason.THROTTLED, 60.0), refuse(Reason.CONNECTION_FAILED)],
     ids=["fault", "throttled", "unreached"],
 )
-async def test_a_refusal_that_uses_no_attempt_goes_to_the_next_provider_within_the_attempt(
-    bench: Bench, act: Act
-) -> None:
+async def test_a_refusal_that_uses_no_attempt_goes_to_the_next_within_the_attempt(bench: Bench, act: Act) -> None:
     first, second = pair(act)
     worker = await bench.start([first, second])
 
@@ -114,9 +110,7 @@ async def test_an_email_is_tried_for_the_same_time_with_any_number_of_providers(
     assert (attempts[-1]["started_at"] - attempts[0]["started_at"]).total_seconds() >= 1
 
 
-async def test_a_provider_that_fails_as_a_whole_is_paused_and_its_emails_are_released_without_using_an_attempt(
-    bench: Bench,
-) -> None:
+async def test_a_failing_provider_is_paused_and_its_emails_are_released_without_using_an_attempt(bench: Bench) -> None:
     bench.provider.always = refuse(Reason.CONNECTION_FAILED)
     await bench.start()
     email_ids = await bench.enqueue(100)
@@ -134,9 +128,7 @@ async def test_a_provider_that_fails_as_a_whole_is_paused_and_its_emails_are_rel
 
 
 @pytest.mark.parametrize("reason", [Reason.THROTTLED, Reason.SERVER_ERROR])
-async def test_while_no_provider_may_be_tried_for_long_the_messages_go_to_other_consumers(
-    bench: Bench, reason: Reason
-) -> None:
+async def test_while_no_provider_may_be_tried_messages_go_to_other_consumers(bench: Bench, reason: Reason) -> None:
     bench.provider.always = refuse(reason, 600.0)
     worker = await bench.start()
     await bench.enqueue(20)
@@ -150,45 +142,6 @@ async def test_while_no_provider_may_be_tried_for_long_the_messages_go_to_other_
     assert bench.books.statuses() == {"pending": 40}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
     assert not set(more) & set(bench.provider.calls)
-
-
-class Throttling(ScriptedProvider):
-    """Throttles for a given time after its first call, and records all calls."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.until = 0.0
-        self.refused: Counter[UUID] = Counter()
-        self.accepted_at: list[float] = []
-
-    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        now = asyncio.get_running_loop().time()
-        self.until = self.until or now + self.seconds
-        if now < self.until:
-            self.refused[email.email_id] += 1
-            attempt.mark_on_wire()
-            return Deferred(Reason.THROTTLED, "slow down", "429", self.until - now)
-        self.accepted_at.append(now)
-        return await super().send(email, attempt)
-
-
-async def test_nothing_is_sent_during_a_pause_and_everything_after_it(bench: Bench) -> None:
-    provider = Throttling(seconds=1.5)
-    worker = await bench.start([provider])
-    email_ids = await bench.enqueue(100)
-    await until(lambda: provider.refused and not bench.books.statuses()["sending"])
-    await bench.deliver(email_ids)
-
-    await bench.settled({"sent": 100})
-
-    # The provider may still refuse emails that were on the wire at the first refusal. After these emails, the worker
-    # makes no call before the requested time.
-    assert set(provider.refused.values()) == {1}
-    assert min(provider.accepted_at) >= provider.until
-    assert provider.accepted == dict.fromkeys(email_ids, 1)
-    assert {row["attempt_count"] for row in bench.books.rows()} == {1}
-    await until(lambda: worker.in_flight == 0)
 
 
 async def test_a_failed_provider_is_reported_without_addresses_and_gets_one_probe_at_a_time(bench: Bench) -> None:
@@ -270,9 +223,7 @@ async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, att
 
 
 @pytest.mark.parametrize("declares", [NO_TEMPLATES, WITH_TEMPLATES], ids=["declared", "found"])
-async def test_templated_emails_wait_for_the_provider_with_templates_while_others_use_the_next_provider(
-    bench: Bench, declares: Capabilities
-) -> None:
+async def test_templated_emails_wait_for_their_provider_and_others_do_not(bench: Bench, declares: Capabilities) -> None:
     sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", declares)
     sendgrid.always = fail(ProviderFault("sendgrid", "bad credentials"), after_leaving=False)
     templated = bench.books.enqueue(20, **TEMPLATED)
@@ -314,9 +265,7 @@ async def test_emails_that_wait_for_their_provider_do_not_fill_the_window(bench:
     assert {row["lease_token"] for row in bench.books.rows()} == {1}  # each email was leased only once
 
 
-async def test_an_email_that_no_configured_provider_can_send_fails_at_once_and_names_what_it_needs(
-    bench: Bench,
-) -> None:
+async def test_an_email_that_no_provider_can_send_fails_at_once_and_names_what_it_needs(bench: Bench) -> None:
     smtp = ScriptedProvider("smtp", NO_TEMPLATES)
     await bench.start([smtp])
 
@@ -354,9 +303,7 @@ FORBIDDEN: Final[dict[str, Any]] = {
 }
 
 
-async def test_an_email_with_a_header_that_controls_a_provider_fails_at_once_alone_and_in_bulk_calls(
-    bench: Bench,
-) -> None:
+async def test_an_email_with_a_header_that_controls_a_provider_fails_alone_and_in_bulk_calls(bench: Bench) -> None:
     bulk, smtp = ScriptedBulk("sendgrid", WITH_TEMPLATES), ScriptedProvider("smtp")
     await bench.start([with_bulk_calls(bulk, 10), smtp])
 

@@ -17,6 +17,7 @@ from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import read_suspects
+from dispatcher.host.ledger_reader import living_ledger
 from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW
 from dispatcher.store.leases import Lease
@@ -33,7 +34,7 @@ from tests.worker.scripted import (
     leave_when_let_go,
     throttle_when_let_go,
 )
-from tests.worker.stage_bench import FakeStore, StageBench, run
+from tests.worker.stage_bench import LONG_SECONDS, FakeStore, StageBench, run
 
 LATER = Deferred(Reason.SERVER_ERROR, "later", "500")
 THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 600.0)
@@ -66,6 +67,8 @@ def test_commit_the_lease_then_write_one_slot_then_send_then_ack() -> None:
         bench.deliver(*bench.enqueue())
         await bench.pass_time(1)
         assert bench.slots_in_use == 0
+        assert (living := living_ledger(bench.ledger.path)) is not None
+        assert living.database_id == await bench.store.find_database_id()
 
     bench = run(scenario)
 
@@ -173,6 +176,25 @@ def test_a_result_refused_while_in_doubt_waits_and_delays_no_other() -> None:
     assert bench.broker.settled == {1: "ack", 2: "ack"}
 
 
+def test_an_email_whose_row_is_locked_while_on_the_wire_delays_no_other_and_is_recorded_when_it_is_free() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = accept_when_let_go
+        locked, other = bench.enqueue(2)
+        bench.deliver(locked, other)
+        await bench.turns()
+        bench.store.locked_ids.add(locked)
+        bench.provider.let_go()
+        await bench.pass_time()
+        assert [bench.store.rows[each].status for each in (locked, other)] == [Status.SENDING, Status.SENT]
+        assert (bench.slots_in_use, bench.broker.settled) == (1, {2: "ack"})
+        bench.store.locked_ids.clear()
+        await bench.pass_time()
+
+    bench = run(scenario)
+
+    assert (bench.statuses(), bench.broker.settled) == ({Status.SENT: 2}, {1: "ack", 2: "ack"})
+
+
 class VoidedMeanwhile(Ledger):
     """A ledger whose leases are all voided after a slot was written and before the worker checks the lease."""
 
@@ -183,9 +205,7 @@ class VoidedMeanwhile(Ledger):
         return float("inf") if self.is_voided and len(self._free) < self._slots else 0.0
 
 
-def test_an_email_whose_lease_is_voided_after_its_slot_was_written_is_not_sent_and_its_slot_is_cleared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_email_whose_lease_is_voided_after_its_slot_was_written_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VoidedMeanwhile, "is_voided", True)
     monkeypatch.setattr("tests.worker.stage_bench.Ledger", VoidedMeanwhile)
 
@@ -555,16 +575,6 @@ def test_a_release_whose_reply_is_lost_ends_in_one_more_lease_and_one_send() -> 
     assert set(bench.provider.accepted.values()) == {1}
 
 
-def test_a_message_that_points_to_an_unknown_email_is_rejected() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.deliver(UUID(int=5))
-        bench.broker.open[99] = UUID(int=6)
-        bench.pipeline.lease.take(Delivery(99, 1, b"garbage", redelivered=False))
-        await bench.turns()
-
-    assert run(scenario).broker.settled == {1: "reject", 99: "reject"}
-
-
 @pytest.mark.parametrize("act", [leave_when_let_go, answer(replace(LATER, retry_after=50.0))], ids=["unsent", "waits"])
 def test_an_email_whose_lease_was_lost_before_sending_or_before_the_retry_is_not_sent(act: Act) -> None:
     async def scenario(bench: StageBench) -> None:
@@ -585,9 +595,7 @@ def test_an_email_whose_lease_was_lost_before_sending_or_before_the_retry_is_not
     assert (bench.statuses(), bench.broker.settled) == ({Status.HELD: 1}, {1: "ack"})
 
 
-async def send_after_waiting_for_a_connection(
-    provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt
-) -> Outcome:
+async def wait_for_a_connection(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     await provider.wait(email.email_id)
     attempt.connection_acquired()
     return await accept(provider, email, attempt)
@@ -599,11 +607,9 @@ async def send_after_waiting_for_a_connection(
     [answer(THROTTLED), fail(ProviderFault("first", "bad credentials"), after_leaving=True)],
     ids=["429", "fault"],
 )
-def test_emails_that_wait_for_a_connection_are_not_sent_after_their_provider_was_paused(
-    act: Act, has_second: bool
-) -> None:
+def test_emails_that_wait_for_a_connection_are_not_sent_if_their_provider_is_paused(act: Act, has_second: bool) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
-    first.always = send_after_waiting_for_a_connection
+    first.always = wait_for_a_connection
 
     async def scenario(bench: StageBench) -> None:
         refused, *others = bench.enqueue(20)
@@ -623,6 +629,25 @@ def test_emails_that_wait_for_a_connection_are_not_sent_after_their_provider_was
     assert (first.accepted, set(second.accepted.values())) == ({}, {1} if has_second else set())
 
 
+def test_the_wait_for_a_connection_takes_no_time_from_the_attempt() -> None:
+    seconds_left: list[float] = []
+
+    async def wait_for_long(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        await asyncio.sleep(LONG_SECONDS)
+        attempt.connection_acquired()
+        seconds_left.append(attempt.deadline - asyncio.get_running_loop().time())
+        return await accept(provider, email, attempt)
+
+    async def scenario(bench: StageBench) -> None:
+        bench.provider.always = wait_for_long
+        bench.deliver(*bench.enqueue())
+        await bench.pass_time(2 * LONG_SECONDS)
+
+    bench = run(scenario, send_timeout_seconds=5.0)
+
+    assert (bench.statuses(), seconds_left) == ({Status.SENT: 1}, [5.0])
+
+
 def test_an_email_that_gets_no_connection_waits_again_and_uses_no_attempt() -> None:
     tries = 2 * FAILURES_IN_A_ROW
 
@@ -636,21 +661,6 @@ def test_an_email_that_gets_no_connection_waits_again_and_uses_no_attempt() -> N
 
     assert (bench.words, len(bench.provider.calls)) == (["lease", "record", "ack"], tries + 1)
     assert [row.attempts for row in bench.store.rows.values()] == [1]
-
-
-def test_a_large_email_waits_for_memory_and_is_then_sent() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.provider.always = accept_when_let_go
-        octets = bench.settings.worker_memory_mb * 600_000
-        first, second = bench.enqueue(2, octets_apart=octets)
-        bench.deliver(first, second)
-        await bench.turns()
-        assert bench.pipeline.window.emails[second].state is EmailState.WAITING
-        bench.provider.always = accept
-        bench.provider.let_go()
-        await bench.pass_time(1)
-
-    assert run(scenario, worker_memory_mb=64).statuses() == {Status.SENT: 2}
 
 
 @pytest.mark.parametrize(("large_octets", "at_once"), [(1_900_000, 2), (2_200_000, 1)])

@@ -171,9 +171,7 @@ class CountedReader(SuppressionReader):
         return await super().read_changed(since)
 
 
-async def test_a_worker_without_emails_reads_no_entries_and_the_next_email_is_judged_by_a_query(
-    bench: Bench, pool: Pool
-) -> None:
+async def test_an_idle_worker_reads_no_entries_and_judges_the_next_email_by_a_query(bench: Bench, pool: Pool) -> None:
     reader = CountedReader(pool)
     recipients = SuppressedRecipients(reader, StoreOutage(), idle_seconds=0.0)
     async with running(recipients):

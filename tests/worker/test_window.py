@@ -58,9 +58,7 @@ class Scene:
     ("unsent", "on_the_wire", "waiting", "room"),
     [(2, 3, 0, 3), (0, 0, 1, 8), (0, 0, 8, 8), (0, 0, 10, 6), (0, 0, 16, 0)],
 )
-def test_emails_take_a_slot_of_the_window_but_waiting_emails_only_one_of_the_ledger(
-    unsent: int, on_the_wire: int, waiting: int, room: int
-) -> None:
+def test_waiting_emails_take_a_slot_of_the_ledger_only(unsent: int, on_the_wire: int, waiting: int, room: int) -> None:
     scene = Scene()
 
     scene.hold(unsent)
@@ -93,9 +91,7 @@ def test_there_is_no_room_while_no_provider_may_be_tried() -> None:
     [(2, (), 0), (2, (EmailEvent.STOP,), 0), (2, ON_THE_WIRE, 1), (2, WAITING, 1), (2 * PREFETCH, WAITING, 0)],
     ids=["unsent", "stopped", "on the wire", "waiting", "full ledger"],
 )
-def test_a_probe_is_allowed_beside_emails_that_are_on_the_wire_or_waiting_while_the_ledger_has_slots(
-    count: int, events: tuple[EmailEvent, ...], room: int
-) -> None:
+def test_a_probe_is_allowed_while_the_ledger_has_slots(count: int, events: tuple[EmailEvent, ...], room: int) -> None:
     scene = Scene()
     scene.half_open()
 
@@ -120,9 +116,7 @@ def test_the_window_is_scarce_if_less_than_a_quarter_is_free_unless_a_quarter_wa
 
 
 @pytest.mark.parametrize(("unsent", "on_the_wire", "room"), [(16, 32, 16), (16, 33, 0), (15, 48, 1), (63, 0, 0)])
-def test_while_a_quarter_waits_to_be_sent_emails_are_leased_only_when_a_quarter_is_free(
-    unsent: int, on_the_wire: int, room: int
-) -> None:
+def test_while_a_quarter_waits_only_a_free_quarter_is_leased(unsent: int, on_the_wire: int, room: int) -> None:
     scene = Scene(LARGE_PREFETCH)
 
     scene.hold(unsent)
