@@ -6,10 +6,8 @@ import base64
 import email.message
 import email.policy
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from email.header import decode_header, make_header
 from email.headerregistry import Address
 from email.utils import parseaddr
@@ -20,31 +18,16 @@ import pytest
 
 from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
-from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.http_double import running_double
 from dispatcher.providers.ses import SesProvider, SesSettings
-from tests.providers.places import filled
+from tests.providers.listeners import closing
+from tests.providers.places import HttpPlace, filled
 
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
 SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
 REGION: Final = "eu-west-1"
 SES_QUIRKS: Final = ProviderQuirks(own_headers=frozenset({"Message-ID", "Date"}))
-
-
-@dataclass(frozen=True, slots=True)
-class SesPlace:
-    """The ses adapter and the HTTP double."""
-
-    provider: SesProvider
-    double: HttpDouble
-    quirks: ProviderQuirks = SES_QUIRKS
-
-    def contents(self) -> list[bytes]:
-        """The emails as recipients would get them."""
-        return [rendered(document) for document in self.double.received]
-
-    def times(self) -> Counter[str]:
-        """How often each email id arrived."""
-        return Counter(self.double.ledger().times)
+SesPlace = HttpPlace[SesProvider]
 
 
 @contextmanager
@@ -72,11 +55,9 @@ async def ses_provider(
 ) -> AsyncIterator[SesProvider]:
     """Create the ses adapter for this URL, with further AWS variables."""
     with aws_environment(**(environment or {})):
-        provider = SesProvider(SesSettings(region=REGION, endpoint_url=url, connections=connections), ca_file=ca_file)
-        try:
+        own = SesSettings(region=REGION, endpoint_url=url, connections=connections)
+        async with closing(SesProvider(own, ca_file=ca_file)) as provider:
             yield provider
-        finally:
-            await provider.close()
 
 
 @asynccontextmanager
@@ -88,7 +69,7 @@ async def ses_place(
         running_double(folder, behaviour, tls=tls) as double,
         ses_provider(double.url, **options) as provider,
     ):
-        yield SesPlace(provider, double)
+        yield HttpPlace(provider, double, SES_QUIRKS, rendered)
 
 
 def rendered(document: dict[str, Any]) -> bytes:
