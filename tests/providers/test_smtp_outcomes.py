@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Final
 import pytest
 
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
-from dispatcher.domain.outcome import Accepted, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, Reason, Rejected
 from dispatcher.errors import ProviderFault
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, outcome_text, send
 from tests.providers.places import smtp_place
@@ -233,15 +232,6 @@ async def test_each_situation_has_the_outcome_of_its_row_and_does_not_affect_the
         # The sink may still be reading after the deadline.
         arrived = {str(email.email_id): case.arrived, str(following.email_id): 1}
         await until(lambda: place.times() == +Counter(arrived))
-
-
-async def test_emails_accepted_without_a_reply_are_sent_once_each(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.ANSWER: SmtpFault.CLOSE})) as place:
-        sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(100)))
-        ledger = place.sink.ledger()
-
-    assert {type(sending.outcome) for sending in sendings} == {Uncertain}
-    assert (len(ledger.entries), ledger.delivered, dict(ledger.duplicates)) == (100, 100, {})
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from dispatcher.transport.http_response import RequestNotSent
 from dispatcher.transport.mime import render
 from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import PATIENCE_SECONDS, an_email, outcome_text, parsed, send
+from tests.providers.listeners import closing
 
 KEY = b"a-key-of-at-least-32-characters-one"
 HOST = "mail.example.com"
@@ -55,9 +56,8 @@ async def aiosmtpd() -> AsyncIterator[tuple[SmtpProvider, RecordingHandler]]:
     server = await loop.create_server(
         lambda: SMTP(handler, hostname="second.test", enable_SMTPUTF8=True, loop=loop), "127.0.0.1", 0
     )
-    adapter = _provider(server.sockets[0].getsockname()[1], connections=1)
-    yield adapter, handler
-    await adapter.close()
+    async with closing(_provider(server.sockets[0].getsockname()[1], connections=1)) as adapter:
+        yield adapter, handler
     server.close()
     await server.wait_closed()
 
@@ -119,9 +119,8 @@ async def test_an_address_that_swallows_packets_does_not_stop_smtp(
     async with running_sink(tmp_path) as sink:
         with swallowing(sink.port):
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-            provider = _provider(sink.port, HOST)
-            sending = await send(provider, an_email())
-            await provider.close()
+            async with closing(_provider(sink.port, HOST)) as provider:
+                sending = await send(provider, an_email())
 
     assert isinstance(sending.outcome, Accepted)
 
@@ -146,12 +145,9 @@ async def test_a_host_without_an_address_and_a_closed_port_are_named() -> None:
 async def test_with_an_address_for_bounces_the_envelope_sender_has_the_emails_token(tmp_path: Path) -> None:
     email = an_email(sender="Shop <shop@example.com>")
     async with running_sink(tmp_path) as sink:
-        for provider in (
-            _provider(sink.port),
-            _provider(sink.port, bounce_address="bounces@example.net", bounce_keys=(KEY,)),
-        ):
-            await send(provider, email)
-            await provider.close()
+        for bounces in ({}, {"bounce_address": "bounces@example.net", "bounce_keys": (KEY,)}):
+            async with closing(_provider(sink.port, **bounces)) as provider:
+                await send(provider, email)
 
     plain, received = sink.received
     assert plain.sender == "shop@example.com"
