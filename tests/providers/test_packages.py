@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -226,18 +227,16 @@ PACKAGE = Path(__file__).parents[2] / "examples" / "log_channel"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The module of the package, from a folder into which pip has installed it."""
-    folder = tmp_path_factory.mktemp("packages")
-    source = folder / "source"
-    source.mkdir()
-    for path in PACKAGE.iterdir():
-        if path.is_file():
-            (source / path.name).write_bytes(path.read_bytes())
-    words = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([sys.executable, *words, "--target", folder / "there", source], check=True)
-    sys.path.insert(0, str(folder / "there"))
+    """The module of the package, from the wheel that the package's own build makes."""
+    source = tmp_path_factory.mktemp("packages")
+    for path in PACKAGE.glob("*.*"):
+        shutil.copy(path, source)
+    build = "import setuptools.build_meta as backend; print(backend.build_wheel('.'))"
+    built = subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, text=True)
+    shutil.unpack_archive(source / built.stdout.split()[-1], source / "there", "zip")
+    sys.path.insert(0, str(source / "there"))
     yield import_module(LOG)
-    sys.path.remove(str(folder / "there"))
+    sys.path.remove(str(source / "there"))
     del sys.modules[LOG]
 
 
