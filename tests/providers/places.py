@@ -96,17 +96,23 @@ async def smtp_place(
 
 
 @asynccontextmanager
-async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
-    """Run a sink in a separate process; yields the sink's port."""
-    command = (sys.executable, "-m", "dispatcher.dev.smtp_sink", "--folder", str(folder), "--die-with-parent")
-    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
+async def printing(module: str, folder: Path, *arguments: str) -> AsyncIterator[dict[str, Any]]:
+    """Run a local server in a separate process; yields what it prints about itself."""
+    command = (sys.executable, "-m", module, "--folder", str(folder), "--die-with-parent", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        told = orjson.loads(await process.stdout.readline())
-        yield told["port"]
+        yield orjson.loads(await process.stdout.readline())
     finally:
         process.terminate()
         assert await process.wait() == 0
+
+
+@asynccontextmanager
+async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
+    """Run a sink in a separate process; yields the sink's port."""
+    async with printing("dispatcher.dev.smtp_sink", folder, *arguments) as printed:
+        yield printed["port"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,12 +69,7 @@ async def one(authority: Authority) -> AsyncIterator[HttpTransport]:
 
 
 class Call:
-    """One POST and its result.
-
-    Attributes:
-        left: How often `mark_on_wire` was called.
-        end: The result.
-    """
+    """One POST and its result, `end`. `left`: how often `mark_on_wire` was called."""
 
     def __init__(self, transport: HttpTransport, url: str, email_id: str = "one", *, text: str = "") -> None:
         self._transport = transport
@@ -162,14 +157,8 @@ async def test_the_length_is_announced_and_the_body_is_sent_in_one_piece(transpo
     ],
 )
 async def test_silence_after_the_body_was_sent_is_no_response_and_does_not_affect_the_next_call(
-    act: Fault,
-    words: str,
-    status: int | None,
-    whole: int,
-    tls: bool,
-    authority: Authority,
-    one: HttpTransport,
-    tmp_path: Path,
+    act: Fault, words: str, status: int | None, whole: int, tls: bool,
+    authority: Authority, one: HttpTransport, tmp_path: Path,
 ) -> None:  # fmt: skip
     async with running_double(tmp_path, Behaviour(act), tls=authority.server if tls else None) as double:
         seconds = {Fault.HANG: SOON, Fault.DRIP: SOON, Fault.DRIP_BODY: LATER}.get(act, PATIENCE)
@@ -242,15 +231,6 @@ async def test_only_the_beginning_of_an_endless_response_is_kept(double: HttpDou
     call = await Call(transport, double.url).run()
 
     assert (call.response().status, len(call.response().body)) == (202, MAX_RESPONSE_OCTETS)
-
-
-async def test_a_closed_port_is_connection_failed(transport: HttpTransport) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        call = await Call(transport, _url_of(taken)).run()
-
-    assert "refused" in call.not_sent().detail
-    assert call.not_sent().outcome.concern is Concern.PROVIDER
 
 
 @pytest.mark.parametrize("seconds", [PATIENCE, SOON], ids=["connect timeout", "deadline"])
@@ -327,15 +307,6 @@ async def test_the_deadline_restarts_when_a_connection_is_acquired() -> None:
     assert loop.time() < began_at + PATIENCE / 2
 
 
-async def test_nothing_is_sent_after_the_deadline(double: HttpDouble, transport: HttpTransport) -> None:
-    await Call(transport, double.url).run()
-
-    late = await Call(transport, double.url).run(0)
-
-    late.not_sent(Reason.TIMEOUT_BEFORE_SEND)
-    assert double.begun.total() == 1
-
-
 async def test_a_call_cancelled_in_the_queue_or_before_its_connection_opens_posts_nothing(
     double: HttpDouble, one: HttpTransport
 ) -> None:
@@ -382,23 +353,6 @@ async def test_a_response_ends_as_http_defines_and_an_incomplete_or_invalid_one_
     assert call.left == 1
     assert isinstance(call.end, NoResponse if body is None else HttpResponse)
     assert (call.end.status, getattr(call.end, "body", None)) == (status, body)
-
-
-async def test_no_more_calls_than_connections_run_at_once(double: HttpDouble, authority: Authority) -> None:
-    transport = HttpTransport(connections=2, ca_file=authority.ca_file)
-    double.behaviour.fault = Fault.HANG
-
-    first = [asyncio.create_task(Call(transport, double.url, str(number)).run()) for number in range(2)]
-    await until(lambda: double.requests.total() == 2)
-
-    others = await asyncio.gather(
-        *(Call(transport, double.url, str(number)).run(SOON) for number in range(2, 5)), return_exceptions=True
-    )
-
-    assert [type(each) for each in others] == [NoFreeConnection] * 3
-    assert double.requests.total() == 2
-    double.drop_connections()
-    assert [type((await call).end) for call in first] == [NoResponse] * 2
 
 
 async def test_a_call_that_begins_without_a_task_takes_a_connection_until_it_ends(

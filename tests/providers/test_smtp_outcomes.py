@@ -26,11 +26,8 @@ class Case:
     """One way to cause the situation of a row of the table in docs/providers.md.
 
     Attributes:
-        script: What the server does.
         arrived: How often the email is in the server's ledger.
         left: Whether the adapter calls `mark_on_wire`.
-        code: The outcome's code.
-        seconds: The attempt's deadline.
     """
 
     script: dict[Step, str] = field(default_factory=dict)
