@@ -16,7 +16,7 @@ from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, outcome_text, send
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, an_email, outcome_text, send
 from tests.providers.listeners import closing
 
 LOGIN = ("shop-user", "correct horse")
@@ -114,14 +114,6 @@ async def test_a_refusal_of_starttls_or_an_unencrypted_reply_after_it_ends_the_c
 
         assert outcome_text(sending.outcome) == "deferred server_error"
         assert (sink.commands["EHLO"], sink.commands["MAIL"]) == (1, 0)  # no EHLO after STARTTLS
-
-
-async def test_a_hanging_handshake_ends_at_the_deadline(tmp_path: Path, authority: Authority) -> None:
-    behaviour = SmtpBehaviour(script={Step.CONNECT: SmtpFault.HANG})
-    async with secured(tmp_path, behaviour, authority.ca_file, security="tls") as (provider, _):
-        sending = await send(provider, an_email(), seconds=SOON_SECONDS)
-
-    assert outcome_text(sending.outcome) == "deferred timeout_before_send"
 
 
 async def test_a_login_is_deferred_or_tried_once_and_the_adapter_recovers_once_it_is_corrected(

@@ -15,7 +15,7 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_sink import running_sink
 from dispatcher.domain.bounce_address import BounceAddress
-from dispatcher.domain.outcome import Accepted, Reason, Rejected
+from dispatcher.domain.outcome import Accepted, Reason
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.http import HttpTransport
@@ -35,14 +35,6 @@ class RecordingHandler:
     """A handler for aiosmtpd that records the emails."""
 
     envelopes: list[Envelope] = field(default_factory=list)
-
-    async def handle_RCPT(  # noqa: N802
-        self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
-    ) -> str:
-        if address.startswith("refused"):
-            return "550 5.1.1 no such user"
-        envelope.rcpt_tos.append(address)
-        return "250 OK"
 
     async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802
         self.envelopes.append(envelope)
@@ -82,19 +74,6 @@ async def test_aiosmtpd_reads_what_we_rendered(aiosmtpd: tuple[SmtpProvider, Rec
     assert [envelope.content for envelope in handler.envelopes] == [render(email).content for email in emails]
     assert [envelope.mail_from for envelope in handler.envelopes] == ["shop@example.org"] * 5
     assert handler.envelopes[3].rcpt_tos == ["юзер@example.com"]
-
-
-async def test_aiosmtpd_refuses_the_same_and_accepts_the_next_email(
-    aiosmtpd: tuple[SmtpProvider, RecordingHandler],
-) -> None:
-    provider, handler = aiosmtpd
-    refused = await send(provider, an_email(to=("refused@example.com",)))
-    partly = await send(provider, an_email(to=("refused@example.com", "ann@example.com")))
-
-    assert isinstance(refused.outcome, Rejected)
-    assert refused.outcome.code == "550 5.1.1"
-    assert isinstance(partly.outcome, Accepted)
-    assert [envelope.rcpt_tos for envelope in handler.envelopes] == [["ann@example.com"]]
 
 
 @contextmanager
