@@ -52,12 +52,6 @@ def topology(servers: Servers) -> Iterator[Topology]:
         yield topology
 
 
-def enqueued(books: psycopg.Connection) -> str:
-    email_id = application.insert(books, DRAFT)
-    assert email_id is not None
-    return str(email_id)
-
-
 def enqueue_drafts(database_url: str, emails: int) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         enqueue_many(connection, drafts(emails))
@@ -80,17 +74,12 @@ def row_of(name: str, lines: list[str]) -> list[str]:
     return row
 
 
-def test_a_known_key_queues_no_second_email(books: psycopg.Connection) -> None:
-    enqueued(books)
-
-    assert application.insert(books, DRAFT) is None
-    assert books.execute("select count(*) from email").fetchone() == (1,)
-
-
-def test_an_application_leases_an_email_for_one_worker_until_the_lease_expires_or_the_email_is_sent(
+def test_an_application_queues_an_email_once_and_leases_it_for_one_worker_until_the_lease_expires_or_it_is_sent(
     books: psycopg.Connection,
 ) -> None:
-    email_id = enqueued(books)
+    email_id = str(application.insert(books, DRAFT))
+    assert application.insert(books, DRAFT) is None
+    assert books.execute("select count(*) from email").fetchone() == (1,)
     leased = application.lease(books, email_id, seconds=60)
     assert leased is not None
     with pytest.raises(Busy) as busy:
@@ -129,26 +118,21 @@ def test_an_added_lease_is_for_one_worker_until_it_expires_or_the_email_is_sent(
     assert (sent, last_at > 0) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("emails", "settings", "messages"),
+    [(30, {}, range(30, 31)), (5000, {"DISPATCHER_PREFETCH": "8"}, range(1, 4000))],
+    ids=["one by one", "in bundles"],
+)
 def test_emails_published_before_the_run_are_queued_once_and_not_due(
-    servers: Servers, database_url: str, topology: Topology
+    emails: int, settings: dict[str, str], messages: range, servers: Servers, database_url: str, topology: Topology
 ) -> None:
-    enqueue_drafts(database_url, 30)
+    enqueue_drafts(database_url, emails)
 
-    publish_all(settings_of(servers, database_url, topology), 30)
+    publish_all({**settings_of(servers, database_url, topology), **settings}, emails)
 
-    assert asyncio.run(depths(servers.amqp_url, topology))[topology.queue] == 30
+    assert asyncio.run(depths(servers.amqp_url, topology))[topology.queue] in messages
     with psycopg.connect(database_url) as connection:
-        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
-
-
-def test_bundled_publishing_counts_emails_not_messages(servers: Servers, database_url: str, topology: Topology) -> None:
-    enqueue_drafts(database_url, 2500)
-
-    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_PREFETCH": "8"}, 2500)
-
-    assert 0 < asyncio.run(depths(servers.amqp_url, topology))[topology.queue] < 2000
-    with psycopg.connect(database_url) as connection:
-        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 2500)
+        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, emails)
 
 
 def test_publishing_more_emails_than_expected_fails(servers: Servers, database_url: str, topology: Topology) -> None:

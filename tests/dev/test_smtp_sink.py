@@ -71,7 +71,7 @@ async def test_a_sink_process_keeps_ledger_and_emails_limits_recipients_and_answ
     assert (first.email_id, first.recipients) == (str(email.email_id), 2)
     assert (second.email_id, [*second.addresses]) == ("id", ["0@e.f", "1@e.f"])
     mails = {path.name: len(path.read_bytes()) for path in (tmp_path / "mail").iterdir()}
-    assert mails == {f"{email.email_id}.1.eml": first.octets, "id.1.eml": second.octets}
+    assert mails == {f"{email.email_id}.1.eml": first.octets, "id.2.eml": second.octets}
 
 
 async def talk(port: int, commands: bytes) -> bytes:
