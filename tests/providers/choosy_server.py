@@ -37,12 +37,8 @@ class ChoosyServer:
     """The server's rules and its ledger.
 
     Attributes:
-        rule: How the server judges recipients.
         answer: Gets the number of the transaction. Returns the reply to the final dot; None to accept the email.
-        group_fault: What the server does with commands that arrive in one read.
-        extensions: What the server announces.
         delivered: How often each recipient got each email, by email id and address.
-        contents: The accepted contents.
         groups: The number of reads with several commands.
         transactions: The number of contents that arrived.
     """

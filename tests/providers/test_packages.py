@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import distributions
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, Final
@@ -272,15 +271,6 @@ async def log_place(folder: Path) -> AsyncIterator[LogPlace]:
 @pytest.mark.usefixtures("installed")
 class TestLog(TextConformance, place=log_place):
     message = staticmethod(a_line)
-
-
-def test_the_package_declares_the_provider(installed: Any) -> None:
-    found = [
-        point for each in distributions(path=[str(Path(installed.__file__).parent)]) for point in each.entry_points
-    ]
-
-    assert [(point.group, point.name) for point in found] == [("email_dispatcher.providers", "log")]
-    assert found[0].load() is installed.LogProvider
 
 
 def test_its_message_is_stored_as_every_other(installed: Any) -> None:

@@ -43,16 +43,12 @@ ECHO: Final = sendgrid_error(400, "ann@example.com <ann@example.com> is not ann%
 IN_SANDBOX: Final = {"sandbox": True}
 
 
-ACCEPTED: Final = "202"
-SANDBOX: Final = "200 without a body, in sandbox mode"
 NEITHER: Final = "another 2xx, or a redirect (not followed)"
 SENDER: Final = "400 or 403 that blames the sender"
 RECIPIENT: Final = "400 that blames only recipients"
 CONTENT: Final = "another 400, or 422"
-LARGE: Final = "413"
 REFUSED: Final = "another 4xx, such as 406"
 ACCOUNT: Final = "401, another 403, 404, 405, 451"
-THROTTLED: Final = "429"
 SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from SendGrid"
 
@@ -62,8 +58,8 @@ BAD_CONTENT: Final = "rejected invalid_content"
 DOWN: Final = "deferred server_error"
 
 TABLE: Final = [
-    Case(ACCEPTED, "accepted", accepted=1),
-    Case(SANDBOX, "accepted", accepted=1, options=IN_SANDBOX, detail="sandbox mode"),
+    Case("202", "accepted", accepted=1),
+    Case("200 without a body, in sandbox mode", "accepted", accepted=1, options=IN_SANDBOX, detail="sandbox mode"),
     Case(NEITHER, "uncertain", Fault.EMPTY, "200", "200 unexpected with an empty body", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "octets of text/html, titled 'Welcome'", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "titled 'Welcome'", accepted=1, options=IN_SANDBOX),
@@ -81,7 +77,7 @@ TABLE: Final = [
     Case(CONTENT, BAD_CONTENT, Reply(400, {"errors": "?"}), "400"),
     Case(CONTENT, BAD_CONTENT, Reply(400, {"errors": [1, None, {"message": 2}]}), "400"),
     Case(CONTENT, BAD_CONTENT, sendgrid_error(422, "no"), "422", "422 no"),
-    Case(LARGE, "rejected too_large", sendgrid_error(413, "content too large"), "413", "PayloadTooLargeError"),
+    Case("413", "rejected too_large", sendgrid_error(413, "content too large"), "413", "PayloadTooLargeError"),
     Case(REFUSED, "rejected refused", sendgrid_error(406, "Not Acceptable"), "406"),
     Case(REFUSED, "rejected refused", Reply(418), "418", "with an empty body"),
     Case(ACCOUNT, FAULT, key="SG.another", detail="UnauthorizedError The provided authorization grant is invalid"),
@@ -91,7 +87,7 @@ TABLE: Final = [
     Case(ACCOUNT, FAULT, sendgrid_error(404, "not found"), detail="DISPATCHER_SENDGRID_HOST"),
     Case(ACCOUNT, FAULT, sendgrid_error(405, "method not allowed"), detail="DISPATCHER_SENDGRID_HOST"),
     Case(ACCOUNT, FAULT, sendgrid_error(451, "region"), detail="EU"),
-    Case(THROTTLED, "deferred throttled", sendgrid_error(429, "too many requests"), "429", "TooManyRequestsError"),
+    Case("429", "deferred throttled", sendgrid_error(429, "too many requests"), "429", "TooManyRequestsError"),
     Case(SERVER, DOWN, sendgrid_error(500, "internal server error"), "500", "InternalServerError"),
     Case(SERVER, DOWN, Reply(503, b"<html>"), "503", "ServiceUnavailableError"),
     Case(SERVER, DOWN, Reply(500, b"ann@example.com"), "500"),

@@ -48,7 +48,6 @@ ROWS: Final = Rows(
     section="SES",
 )
 
-ACCEPTED: Final = "200 with a MessageId"
 NEITHER: Final = "200 without one, another 2xx, or a redirect (not followed)"
 THROTTLED: Final = "TooManyRequestsException, ThrottlingException and similar; 429"
 QUOTA: Final = "the same about the daily quota; LimitExceededException"
@@ -58,15 +57,13 @@ SANDBOX: Final = "MessageRejected: only recipients are not verified (the sandbox
 SYNTAX: Final = "BadRequestException or MessageRejected about an address's syntax"
 CONTENT: Final = "another MessageRejected or BadRequestException"
 LARGE: Final = "BadRequestException about the length; 413"
-TEMPLATE: Final = "NotFoundException, and the email names a template"
 SET_UP: Final = "another NotFoundException; any error about the configuration set"
 ACCOUNT: Final = "credentials, signature, clock, permission; 401, 403, 404, 405, 407"
 REFUSED: Final = "another 4xx"
 SERVER: Final = "InternalFailure, ServiceUnavailable; 408, 500, 503, another 5xx"
 GATEWAY: Final = "502 or 504 without a code of SES's own"
-LOCAL_SIZE: Final = "more than 40 MB, found before sending"
+
 LOCAL_RECIPIENTS: Final = "more than 50 recipients, or a recipient with non-ASCII letters before the @"
-LOCAL_SENDER: Final = "a sender with non-ASCII letters before the @"
 
 UNVERIFIED: Final = "Email address is not verified. The following identities failed the check: shop@example.org"
 FAILED: Final = "Email address is not verified. The following identities failed the check in region EU-WEST-1: "
@@ -75,7 +72,7 @@ NO_SET: Final = "Configuration set <news> does not exist."
 PAGE: Final = b"<html><title>504 Gateway Time-out</title></html>"
 
 TABLE: Final = [
-    Case(ACCEPTED, "accepted", accepted=1),
+    Case("200 with a MessageId", "accepted", accepted=1),
     Case(NEITHER, "uncertain", Fault.EMPTY, "200", "without a MessageId (no content type)", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "without a MessageId (text/html)", accepted=1),
     Case(NEITHER, "uncertain", Reply(204), "204"),
@@ -112,8 +109,9 @@ TABLE: Final = [
     Case(LARGE, "rejected too_large", aws_error(400, "BadRequestException", "Message length is more than 41943040"),
          "BadRequestException"),
     Case(LARGE, "rejected too_large", Reply(413), "413"),
-    Case(TEMPLATE, "rejected invalid_content", aws_error(404, "NotFoundException", "Template welcome does not exist."),
-         "NotFoundException", changes=A_TEMPLATE),
+    Case("NotFoundException, and the email names a template", "rejected invalid_content",
+         aws_error(404, "NotFoundException", "Template welcome does not exist."), "NotFoundException",
+         changes=A_TEMPLATE),
     Case(SET_UP, FAULT, aws_error(404, "NotFoundException", NO_SET), detail="CONFIGURATION_SET", changes=A_TEMPLATE),
     Case(SET_UP, FAULT, aws_error(404, "NotFoundException", "gone"), detail="CONFIGURATION_SET"),
     Case(SET_UP, FAULT, aws_error(400, "BadRequestException", NO_SET), detail="<news> does not exist"),
@@ -170,9 +168,9 @@ class TestOutcomes(HttpOutcomes):
     account = staticmethod(account_place)
     local = frozenset(
         {
-            (LOCAL_SIZE, "rejected too_large"),
+            ("more than 40 MB, found before sending", "rejected too_large"),
             (LOCAL_RECIPIENTS, "rejected rejected_recipient"),
-            (LOCAL_SENDER, "rejected rejected_sender"),
+            ("a sender with non-ASCII letters before the @", "rejected rejected_sender"),
         }
     )
     secrets = (ACCESS_KEY, SECRET_KEY, *EMAIL_PARTS)

@@ -28,14 +28,7 @@ NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 
 @dataclass
 class Role:
-    """A server that issues a role's credentials, like a container's agent.
-
-    Attributes:
-        lasts_seconds: How long the issued credentials are valid.
-        status: The HTTP status of the server's responses.
-        answers: Set while the server answers; otherwise clients wait.
-        given: How often the server answered.
-    """
+    """A server that issues a role's credentials, like a container's agent. `answers`: set while it answers."""
 
     lasts_seconds: float = HOUR
     status: int = 200
@@ -66,9 +59,9 @@ async def signed_by(role: Role) -> AsyncIterator[tuple[SesProvider, Ses]]:
             yield provider, ses
 
 
-def open_role(**changes: float) -> Role:
+def open_role(*, lasts_seconds: float = HOUR, status: int = 200) -> Role:
     """A role's server that answers immediately."""
-    role = Role(**changes)  # type: ignore[arg-type]
+    role = Role(lasts_seconds, status)
     role.answers.set()
     return role
 
