@@ -32,9 +32,9 @@ from tests.providers.ses_place import ACCESS_KEY, SECRET_KEY, ses_place, ses_pro
 from tests.waiting import until
 
 
-def aws_error(status: int, kind: str, message: str = "", **headers: str) -> Reply:
+def aws_error(status: int, kind: str, message: str = "") -> Reply:
     """An error response in the form of SES v2."""
-    return Reply(status, {"message": message}, {"x-amzn-ErrorType": f"{kind}:http://internal.amazon.com/", **headers})
+    return Reply(status, {"message": message}, {"x-amzn-ErrorType": f"{kind}:http://internal.amazon.com/"})
 
 
 ECHO: Final = aws_error(400, "MessageRejected", "ann@example.com <ann@example.com> is not ann%40example.com")
