@@ -1,11 +1,13 @@
-"""The HTTP double writes accepted emails to its ledger before it answers, and injects faults."""
+"""The HTTP double writes accepted emails to its ledger before it answers, injects faults, and ends its connections."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.http_behaviour import Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.recording_server import stop
 from tests.providers.places import printing
 from tests.waiting import until
 
@@ -155,3 +158,28 @@ async def test_a_forgotten_request_is_not_in_the_ledger_and_gets_no_answer(doubl
 
     assert double.requests == {"id-1": 1}
     assert not double.ledger().entries
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_that_was_accepted_a_moment_ago_is_ended(turns: int) -> None:
+    opened = set[asyncio.BaseTransport]()
+
+    class Session(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            opened.add(transport)
+
+    def drop() -> None:
+        for transport in opened:
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
+
+    server = await asyncio.get_running_loop().create_server(Session, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()) as client:
+        client.settimeout(10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        await stop(server, drop)
+
+        with suppress(ConnectionResetError):  # the kernel had accepted the connection, and the server had not
+            assert await asyncio.to_thread(client.recv, 1) == b""

@@ -15,8 +15,6 @@ from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.registry import check_provider, max_connections, open_provider
 from dispatcher.providers.sendgrid import SendGridSettings
 from dispatcher.providers.ses import SesSettings
-from dispatcher.providers.smtp import SmtpSettings
-from dispatcher.providers.twilio import TwilioSettings
 from tests.providers.ses_place import REGION, aws_environment
 from tests.providers.twilio_place import ACCOUNT, TOKEN
 
@@ -96,21 +94,6 @@ def test_a_setting_that_is_missing_or_cannot_work_is_reported_with_the_remedy(
 def test_an_adapter_does_not_open_without_its_settings(name: str, words: str) -> None:
     with aws_environment(AWS_PROFILE="nobody"), pytest.raises(ConfigurationError, match=words):
         open_provider(name, load({}))
-
-
-def test_all_keys_of_bounces_are_read() -> None:
-    bounces = load(named({**BOUNCES, "SMTP_BOUNCE_KEYS": f"{SECRET}, {SECRET}2"})).of(SmtpSettings)
-
-    assert bounces.bounce_keys == (SECRET.encode(), f"{SECRET}2".encode())
-
-
-def test_a_callback_url_may_have_a_password_which_is_never_shown() -> None:
-    url = "https://twilio:pa55word@mail.example.org/v1/events/twilio"
-
-    settings = load(named({**TWILIO, "TWILIO_CALLBACK_URL": url}))
-
-    assert settings.of(TwilioSettings).callback_url == url
-    assert "pa55word" not in repr(settings)
 
 
 @pytest.mark.parametrize("host", ["http://127.0.0.1:8080", "http://localhost:1/", "https://api.eu.sendgrid.com/"])
