@@ -188,18 +188,6 @@ def test_the_table_compares_stock_peers_with_our_defaults_and_the_others_with_ou
     assert row_of("ours-tuned", lines)[4:] == ["", "", "6,000", "", ""]
 
 
-def test_repetitions_are_also_compared_one_by_one() -> None:
-    results = [a_result("ours", rate) for rate in (4000, 5000, 6000)]
-    results += [a_result("celery-stock", rate) for rate in (100, 50, 100)]
-
-    cases = report.by_case(results)
-    (peer,) = (measured for (name, _), measured in cases.items() if name == "celery-stock")
-
-    assert report.ratios(cases, peer) == {"ours": 50.0}
-    assert report.turns(cases, peer) == {"ours": (40.0, 100.0)}
-    assert "(40.0" in "".join(shown(report.speeds(cases)))
-
-
 def test_every_stock_peer_and_no_other_is_compared_with_our_defaults() -> None:
     cases = report.by_case(a_result(name, 500) for name in (*ours.NAMES, *(peer.name for peer in PEERS)))
     beside = {results[0].name: list(report.ratios(cases, results)) for results in cases.values()}

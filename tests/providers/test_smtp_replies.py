@@ -259,3 +259,12 @@ async def test_an_endless_reply_does_not_fill_the_memory() -> None:
 
         with pytest.raises(SmtpConnectionLost):
             await protocol.reply()
+
+
+async def test_a_surplus_reply_makes_a_connection_unusable() -> None:
+    with greeted() as protocol:
+        assert protocol.is_sound
+
+        protocol.data_received(b"421 4.4.2 going down\r\n")
+
+        assert not protocol.is_sound
