@@ -197,7 +197,7 @@ async def test_a_large_body_that_is_cut_off_is_a_definite_failure(
 
 async def test_a_large_body_that_the_server_does_not_read_is_a_definite_failure(transport: HttpTransport) -> None:
     with _never_accepting() as listening:
-        call = Call(transport, _url_of(listening).replace("https", "http"), text="x" * 20_000_000)
+        call = Call(transport, _url_of(listening, "http"), text="x" * 20_000_000)
         await call.run(4 * SOON)  # writing the body into the buffers also takes time
 
     assert "did not read" in call.not_sent(Reason.TIMEOUT_BEFORE_SEND).detail
@@ -419,7 +419,7 @@ async def test_an_idle_connection_is_replaced_if_the_loop_has_not_yet_read_that_
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE)
         serving = asyncio.create_task(asyncio.to_thread(serve, listener))
-        url = _url_of(listener).replace("https", "http")
+        url = _url_of(listener, "http")
         (await Call(one, url).run()).response()
         may_close.set()
         wait_until(lambda: not one.idle[0].is_reusable)  # the loop reads nothing meanwhile
@@ -428,8 +428,8 @@ async def test_an_idle_connection_is_replaced_if_the_loop_has_not_yet_read_that_
         await serving
 
 
-def _url_of(listening: socket.socket) -> str:
-    return f"https://127.0.0.1:{listening.getsockname()[1]}"
+def _url_of(listening: socket.socket, scheme: str = "https") -> str:
+    return f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @contextmanager

@@ -220,6 +220,9 @@ def test_the_date_is_when_the_email_was_enqueued() -> None:
     assert message["Date"] == "Sat, 21 Nov 2026 07:30:15 +0000"
 
 
+PNG = (OutgoingAttachment("a.png", "image/png", b"x"),)
+
+
 @pytest.mark.parametrize(
     ("changes", "shape"),
     [
@@ -227,14 +230,14 @@ def test_the_date_is_when_the_email_was_enqueued() -> None:
         ({"text": None, "html": "x"}, "text/html"),
         ({"text": None}, "text/plain"),
         ({"text": "x", "html": "x"}, "multipart/alternative [text/plain text/html]"),
-        ({"attachments": 1}, "multipart/mixed [text/plain image/png]"),
-        ({"html": "x", "attachments": 1}, "multipart/mixed [multipart/alternative [text/plain text/html] image/png]"),
+        ({"attachments": PNG}, "multipart/mixed [text/plain image/png]"),
+        (
+            {"html": "x", "attachments": PNG},
+            "multipart/mixed [multipart/alternative [text/plain text/html] image/png]",
+        ),
     ],
 )
 def test_the_mime_structure_is_no_deeper_than_necessary(changes: dict[str, Any], shape: str) -> None:
-    if "attachments" in changes:
-        changes = {**changes, "attachments": (OutgoingAttachment("a.png", "image/png", b"x"),)}
-
     assert _shape(parsed(render(an_email(**changes)).content)) == shape
 
 

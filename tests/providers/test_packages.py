@@ -70,15 +70,14 @@ CODE: Final = """
 """
 
 
-def install(folder: Path, *, name: str = "journal", code: str = CODE, target: str = "JournalProvider") -> Path:
-    """Write the package into a folder for sys.path; return the folder."""
+def install(folder: Path, *, name: str = "journal", code: str = CODE) -> None:
+    """Write the package into a folder for sys.path."""
     info = folder / f"email_dispatcher_{name}-1.0.dist-info"
     info.mkdir(parents=True)
     module = f"email_dispatcher_{name}"
     (folder / f"{module}.py").write_text(dedent(code))
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: email-dispatcher-{name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[email_dispatcher.providers]\n{name} = {module}:{target}\n")
-    return folder
+    (info / "entry_points.txt").write_text(f"[email_dispatcher.providers]\n{name} = {module}:JournalProvider\n")
 
 
 @pytest.fixture(autouse=True)
@@ -143,14 +142,13 @@ def test_a_missing_setting_or_an_unknown_provider_is_reported(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "target", "words"),
+    ("code", "words"),
     [
-        ("import no_such_module", "JournalProvider", "cannot be loaded (ModuleNotFoundError: No module named"),
-        ("", "JournalProvider", "cannot be loaded (AttributeError"),
-        ("JournalProvider = 7", "JournalProvider", "does not follow the provider contract: it is not a class."),
+        ("import no_such_module", "cannot be loaded (ModuleNotFoundError: No module named"),
+        ("", "cannot be loaded (AttributeError"),
+        ("JournalProvider = 7", "does not follow the provider contract: it is not a class."),
         (
             "class JournalProvider:\n    name = 'other'\n    def send(self): ...\n",
-            "JournalProvider",
             (
                 "does not follow the provider contract: its `name` is not 'journal'; its `capabilities` are not a "
                 "dispatcher.domain.capabilities.Capabilities; its `settings` are not a subclass of "
@@ -161,15 +159,13 @@ def test_a_missing_setting_or_an_unknown_provider_is_reported(tmp_path: Path) ->
     ],
     ids=["import", "attribute", "no class", "contract"],
 )
-def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
-    tmp_path: Path, code: str, target: str, words: str
-) -> None:
-    install(tmp_path, code=code, target=target)
+def test_a_package_that_cannot_be_used_is_refused_with_the_reason(tmp_path: Path, code: str, words: str) -> None:
+    install(tmp_path, code=code)
 
     found = mistake()
 
     source = "DISPATCHER_PROVIDERS lists journal, which email-dispatcher-journal 1.0 provides, but"
-    assert found.startswith(f"{source} email_dispatcher_journal:{target} ")
+    assert found.startswith(f"{source} email_dispatcher_journal:JournalProvider ")
     assert words.rstrip(".") in found
     assert "remove journal" in found
 
