@@ -44,18 +44,27 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def name_broker(servers: Servers, patch: pytest.MonkeyPatch) -> None:
+    """Sets the variables of the test run's RabbitMQ, so that only PostgreSQL is started, which takes one second."""
+    patch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
+    patch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
+
+
 @pytest.fixture
 def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
-    """Sets the variables of the test run's RabbitMQ, so that a test starts only PostgreSQL, which takes one second."""
-    monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
-    monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
+    name_broker(servers, monkeypatch)
     return servers
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for servers, in which the first test creates PostgreSQL's data: that takes longer than a start."""
-    return tmp_path_factory.mktemp("servers")
+def used(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of PostgreSQL, because the first start takes longer than another."""
+    folder = tmp_path_factory.mktemp("servers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DISPATCHER_DATABASE_URL", raising=False)
+        name_broker(servers, patch)
+        with private_servers(folder):
+            return folder
 
 
 def test_servers_of_the_environment_are_used_and_none_is_started(
@@ -92,7 +101,7 @@ def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
     first = start(used, progress=quietly, owner_pid=None)
     try:
         with psycopg.connect(first.database_url) as connection:
-            connection.execute("create table if not exists kept (it text)")
+            connection.execute("create table kept (it text)")
         assert start(used, progress=quietly, owner_pid=None) == first
         assert stop(used) == ["postgres"]
         assert stop(used) == []
@@ -122,12 +131,13 @@ def test_the_error_of_a_server_that_cannot_start_has_the_end_of_its_log(used: Pa
     with private_servers(used):
         control = next(used.glob("postgres-*")) / "global" / "pg_control"
     control.rename(used / "kept")
-
-    with pytest.raises(ServerUnavailable, match=r"(?s)log/postgres\.log:\n.*pg_control"):
-        start(used, progress=quietly, owner_pid=os.getpid())
+    try:
+        with pytest.raises(ServerUnavailable, match=r"(?s)log/postgres\.log:\n.*pg_control"):
+            start(used, progress=quietly, owner_pid=os.getpid())
+    finally:
+        (used / "kept").rename(control)
 
     assert status(used).pids == {}
-    (used / "kept").rename(control)
 
 
 def test_postgresql_requires_its_password(servers: Servers) -> None:

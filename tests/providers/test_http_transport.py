@@ -283,7 +283,7 @@ async def test_a_worker_can_refuse_before_the_first_byte_and_the_connection_is_f
         raise TooLate
 
     deadline = asyncio.get_running_loop().time() + PATIENCE
-    attempt = FakeAttempt(1, deadline, refuse if step == "mark_on_wire" else lambda: None)  # type: ignore[arg-type]
+    attempt = FakeAttempt(1, deadline, refuse if step == "mark_on_wire" else lambda: None)
     attempt.admission = refuse if step == "connection_acquired" else None
     with pytest.raises(TooLate):
         await one.post(f"{double.url}/v3/mail/send", KEY, b"{}", attempt)
@@ -319,13 +319,6 @@ async def test_a_call_cancelled_in_the_queue_or_before_its_connection_opens_post
 
     (await Call(one, double.url).run()).response()
     assert double.begun.total() == 1
-
-
-async def test_connections_are_reused(double: HttpDouble, transport: HttpTransport) -> None:
-    for number in range(3):
-        await Call(transport, double.url, str(number)).run()
-
-    assert double.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -523,7 +516,7 @@ async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
     assert [end.headers["x-message-id"] for end in ends] == ["connection-1", "connection-2", "connection-3"]
 
 
-async def test_interim_responses_are_ignored(transport: HttpTransport) -> None:
+async def test_interim_responses_are_ignored_and_the_connection_is_reused(transport: HttpTransport) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for number in range(3):
             await _request(reader)

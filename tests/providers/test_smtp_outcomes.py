@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
-from dispatcher.domain.outcome import Accepted, Reason, Rejected
+from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ProviderFault
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, outcome_text, send
 from tests.providers.places import smtp_place
@@ -234,24 +234,19 @@ async def test_each_situation_has_the_outcome_of_its_row_and_does_not_affect_the
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"to": ("юзер@example.com",)}, Reason.REJECTED_RECIPIENT),
-        ({"sender": "магазин@example.org"}, Reason.REJECTED_SENDER),
-        ({"sender": "магазин@example.org", "to": ("юзер@example.com",)}, Reason.REJECTED_SENDER),
+        ({"to": ("юзер@example.com",)}, "rejected_recipient"),
+        ({"sender": "магазин@example.org"}, "rejected_sender"),
+        ({"sender": "магазин@example.org", "to": ("юзер@example.com",)}, "rejected_sender"),
     ],
 )
-async def test_unicode_local_parts_need_smtputf8(
-    changes: dict[str, tuple[str, ...] | str], reason: Reason, tmp_path: Path
-) -> None:
+async def test_unicode_local_parts_need_smtputf8(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     async with smtp_place(tmp_path) as place:
-        accepted = await send(place.provider, an_email(**changes))
-        parameters = place.sink.received[0].parameters
+        assert isinstance((await send(place.provider, an_email(**changes))).outcome, Accepted)
+        assert place.sink.received[0].parameters.endswith("BODY=8BITMIME SMTPUTF8")
     async with smtp_place(tmp_path, SmtpBehaviour(extensions=("8BITMIME",))) as place:
         rejected = await send(place.provider, an_email(**changes))
 
-    assert isinstance(accepted.outcome, Accepted)
-    assert parameters.endswith("BODY=8BITMIME SMTPUTF8")
-    assert isinstance(rejected.outcome, Rejected)
-    assert rejected.outcome.reason is reason
+    assert outcome_text(rejected.outcome) == f"rejected {reason}"
 
 
 def test_the_table_in_the_docs_has_the_same_rows() -> None:
