@@ -124,10 +124,10 @@ async def test_a_host_without_an_address_and_a_closed_port_are_named() -> None:
 
 async def test_with_an_address_for_bounces_the_envelope_sender_has_the_emails_token(tmp_path: Path) -> None:
     email = an_email(sender="Shop <shop@example.com>")
-    bounces: dict[str, Any]
+    bounces: dict[str, Any] = {"bounce_address": "bounces@example.net", "bounce_keys": (KEY,)}
     async with running_sink(tmp_path) as sink:
-        for bounces in ({}, {"bounce_address": "bounces@example.net", "bounce_keys": (KEY,)}):
-            async with closing(_provider(sink.port, **bounces)) as provider:
+        for provider in (_provider(sink.port), _provider(sink.port, **bounces)):
+            async with closing(provider):
                 await send(provider, email)
 
     plain, received = sink.received
