@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from benchmarks import report
+from benchmarks.pages import RESULTS
 from benchmarks.results import by_kind, kind_of, lines_of, read_records
 
 
@@ -26,17 +26,15 @@ def test_runs_are_compared_by_case_with_ratio_and_ranges() -> None:
     assert "separate" in text
 
 
-def test_overlapping_ranges_are_reported() -> None:
-    text = _text(report.comparison([_record(rate=900), _record(rate=1000)], [_record(rate=990), _record(rate=1100)]))
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"), [((900, 1000), (990, 1100), "overlap"), ((900,), (1000,), "unknown")]
+)
+def test_whether_the_ranges_overlap_is_reported_and_unknown_for_one_repetition(
+    before: tuple[int, ...], after: tuple[int, ...], verdict: str
+) -> None:
+    text = _text(report.comparison([_record(rate=each) for each in before], [_record(rate=each) for each in after]))
 
-    row = next(line for line in text.splitlines() if "emails/s" in line)
-    assert "overlap" in row
-
-
-def test_one_repetition_has_no_range_so_the_overlap_is_unknown() -> None:
-    text = _text(report.comparison([_record(rate=900)], [_record(rate=1000)]))
-
-    assert "unknown" in next(line for line in text.splitlines() if "emails/s" in line)
+    assert verdict in next(line for line in text.splitlines() if "emails/s" in line)
     assert "p50" not in text
 
 
@@ -58,26 +56,21 @@ def test_open_loops_of_different_rates_are_one_case_and_a_backlog_is_another() -
     assert [len(records) for records in by_kind([*loops, _record()]).values()] == [2, 1]
 
 
-def test_a_double_that_may_be_the_bottleneck_is_reported() -> None:
-    assert "may be the bottleneck" in _text(report.tables([_record(double_busy=0.95)]))
-    assert "is not the bottleneck" in _text(report.tables([_record(double_busy=0.4)]))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([{"double_busy": 0.95}], ["may be the bottleneck"]),
+        ([{"double_busy": 0.4}], ["is not the bottleneck"]),
+        ([{"lost": None}], ["unknown", "cannot be counted"]),
+        ([{}], ["update [x]"]),
+        ([{"workers": 1, "rate": 1000}, {"workers": 2, "rate": 1800}], ["90%"]),
+    ],
+    ids=["bottleneck", "no bottleneck", "no ledger", "the dearest statement verbatim", "share of the ideal rate"],
+)
+def test_the_tables_of_a_run_say_what_limits_its_figures(changes: list[dict[str, Any]], words: list[str]) -> None:
+    text = _text(report.tables([_record(**each) for each in changes]))
 
-
-def test_without_a_ledger_lost_emails_are_unknown_and_not_zero() -> None:
-    text = _text(report.tables([_record(lost=None)]))
-
-    assert "unknown" in text
-    assert "cannot be counted" in text
-
-
-def test_the_most_expensive_statements_are_shown_verbatim() -> None:
-    assert "update [x]" in _text(report.tables([_record()]))
-
-
-def test_throughput_is_shown_beside_the_ideal() -> None:
-    text = _text(report.tables([_record(workers=1, rate=1000), _record(workers=2, rate=1800)]))
-
-    assert "90%" in text
+    assert [each for each in words if each not in text] == []
 
 
 def test_written_results_are_read_back_unchanged(tmp_path: Path) -> None:
@@ -100,48 +93,16 @@ def _record(
     workers: int = 1,
     rate: float = 1000.0,
     arrivals: float | None = None,
-    double_busy: float | None = 0.3,
+    double_busy: float = 0.3,
     lost: int | None = 0,
 ) -> dict[str, Any]:
-    case = {
-        "provider": "sendgrid",
-        "workers": workers,
-        "emails": 100,
-        "prefetch": None,
-        "latency_ms": 0.0,
-        "rate": arrivals,
-        "has_faults": False,
-        "preload": 0,
-        "sink": "python",
-        "is_templated": False,
-        "settings": [],
-    }
-    statement = {"text": "update [x]", "calls": 0.01, "rows": 1.0, "execution_us": 30.0, "wal_bytes": 500.0}
-    record = {
-        "case": case,
-        "emails_per_second": rate,
-        "seconds": 1.0,
-        "latency_ms": {"p50": 5.0, "p95": 8.0, "p99": 9.0},
-        "from_commit_ms": {"p50": 4.0, "p95": 7.0, "p99": 8.0},
-        "cpu_us": {"worker": 200.0, "relay": 50.0, "postgresql": 100.0, "machine": 500.0},
-        "pss_mb": 40.0,
-        "lease_batch": 100.0,
-        "record_batch": 100.0,
-        "in_flight_share": 0.95,
-        "work": {"wal_bytes": 900.0, "statements": 0.1, "execution_us": 50.0, "top": [statement]},
-        "double_busy": double_busy,
-        "kills": 0,
-        "books": {"sent": 100, "failed": 0, "held": 0, "lost": lost, "duplicates": lost, "last_sent_at": 1.0},
-        "machine": {
-            "commit": "abc",
-            "cpu": "a CPU",
-            "cores": 2,
-            "memory_gib": 4.0,
-            "kernel": "6.1",
-            "python": "3.11",
-        },
-    }
-    return dict(json.loads(json.dumps(record)))
+    """The record of a committed result, with these figures."""
+    record: dict[str, Any] = {**read_records(RESULTS / "latency")[0], "emails_per_second": rate}
+    record["double_busy"] = double_busy
+    record["case"] |= {"workers": workers, "rate": arrivals}
+    record["books"] |= {"lost": lost, "duplicates": lost}
+    record["work"]["top"][0]["text"] = "update [x]"
+    return record
 
 
 def _text(shown: RenderableType) -> str:

@@ -45,15 +45,6 @@ def test_every_kind_of_figures_is_on_a_page() -> None:
     assert quoted == pages.BLOCKS.keys()
 
 
-def test_the_page_names_the_commit_of_its_figures(tmp_path: Path) -> None:
-    shutil.copytree(pages.RESULTS / "bundles", tmp_path / "bundles")
-    commit = measure.measured_at(tmp_path / "bundles")
-
-    assert f"| {commit} | `bundles` |" in pages.written(
-        "<!-- figures: commits -->\n<!-- end of figures -->\n", tmp_path
-    )
-
-
 def test_a_page_follows_new_results(tmp_path: Path) -> None:
     (tmp_path / "schedule").mkdir()
     (tmp_path / "schedule" / "printed.txt").write_text("commit 1234567\np99 31 ms\n")

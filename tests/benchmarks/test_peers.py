@@ -52,12 +52,6 @@ def topology(servers: Servers) -> Iterator[Topology]:
         yield topology
 
 
-def enqueued(books: psycopg.Connection) -> str:
-    email_id = application.insert(books, DRAFT)
-    assert email_id is not None
-    return str(email_id)
-
-
 def enqueue_drafts(database_url: str, emails: int) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         enqueue_many(connection, drafts(emails))
@@ -80,107 +74,65 @@ def row_of(name: str, lines: list[str]) -> list[str]:
     return row
 
 
-def test_a_known_key_queues_no_second_email(books: psycopg.Connection) -> None:
-    enqueued(books)
-
+def test_an_application_queues_an_email_once_and_leases_it_for_one_worker_until_the_lease_expires_or_it_is_sent(
+    books: psycopg.Connection,
+) -> None:
+    email_id = str(application.insert(books, DRAFT))
     assert application.insert(books, DRAFT) is None
     assert books.execute("select count(*) from email").fetchone() == (1,)
-
-
-def test_a_leased_email_is_exclusive_until_the_lease_expires(books: psycopg.Connection) -> None:
-    email_id = enqueued(books)
     leased = application.lease(books, email_id, seconds=60)
-
+    assert leased is not None
     with pytest.raises(Busy) as busy:
         application.lease(books, email_id, seconds=60)
-
-    assert leased is not None
     assert 0 < busy.value.seconds <= 60
+
     books.execute("update email set locked_until = clock_timestamp()")
     taken_over = application.lease(books, email_id, seconds=60)
     assert taken_over is not None
     assert taken_over.lease_token == leased.lease_token + 1
-
-
-def test_a_sent_email_cannot_be_leased(books: psycopg.Connection) -> None:
-    email_id = enqueued(books)
-    email = application.lease(books, email_id, seconds=0)
-    assert email is not None
-
-    application.record(books, email, "provider-1")
+    application.record(books, leased, "provider-1")  # its lease is lost
+    assert books.execute("select status from email").fetchone() == ("sending",)
+    application.record(books, taken_over, "provider-2")
 
     assert application.lease(books, email_id, seconds=60) is None
-    assert books.execute("select status, provider_message_id from email").fetchone() == ("sent", "provider-1")
+    assert books.execute("select status, provider_message_id from email").fetchone() == ("sent", "provider-2")
     assert books.execute("select completed_at is not null from email_idempotency").fetchone() == (True,)
 
 
-def test_recording_under_a_lost_lease_changes_nothing(books: psycopg.Connection) -> None:
-    email_id = enqueued(books)
-    first = application.lease(books, email_id, seconds=0)
-    assert first is not None
-    application.lease(books, email_id, seconds=60)
-
-    application.record(books, first, "provider-1")
-
-    assert books.execute("select status from email").fetchone() == ("sending",)
-
-
-def test_an_added_lease_is_exclusive_until_it_expires(books: psycopg.Connection) -> None:
+def test_an_added_lease_is_for_one_worker_until_it_expires_or_the_email_is_sent(books: psycopg.Connection) -> None:
     email_id = str(uuid4())
     token = leases.lease(books, email_id, seconds=60)
-
+    assert token is not None
     with pytest.raises(Busy) as busy:
         leases.lease(books, email_id, seconds=60)
-
-    assert token is not None
     assert 0 < busy.value.seconds <= 60
+
     books.execute("update email_lease set locked_until = clock_timestamp()")
     assert leases.lease(books, email_id, seconds=60) == token + 1
-
-
-def test_an_added_lease_refuses_a_sent_email(books: psycopg.Connection) -> None:
-    email_id = str(uuid4())
-    token = leases.lease(books, email_id, seconds=0)
-    assert token is not None
-
-    leases.record(books, email_id, token, "provider-1")
+    leases.record(books, email_id, token, "provider-1")  # its lease is lost
+    assert counted(books, leases.SENT)()[0] == 0
+    leases.record(books, email_id, token + 1, "provider-2")
 
     assert leases.lease(books, email_id, seconds=60) is None
     sent, last_at = counted(books, leases.SENT)()
     assert (sent, last_at > 0) == (1, True)
 
 
-def test_recording_under_a_lost_added_lease_changes_nothing(books: psycopg.Connection) -> None:
-    email_id = str(uuid4())
-    first = leases.lease(books, email_id, seconds=0)
-    assert first is not None
-    leases.lease(books, email_id, seconds=60)
-
-    leases.record(books, email_id, first, "provider-1")
-
-    assert books.execute("select completed_at from email_lease").fetchone() == (None,)
-
-
+@pytest.mark.parametrize(
+    ("emails", "settings", "messages"),
+    [(30, {}, range(30, 31)), (5000, {"DISPATCHER_PREFETCH": "8"}, range(1, 4000))],
+    ids=["one by one", "in bundles"],
+)
 def test_emails_published_before_the_run_are_queued_once_and_not_due(
-    servers: Servers, database_url: str, topology: Topology
+    emails: int, settings: dict[str, str], messages: range, servers: Servers, database_url: str, topology: Topology
 ) -> None:
-    enqueue_drafts(database_url, 30)
+    enqueue_drafts(database_url, emails)
 
-    publish_all(settings_of(servers, database_url, topology), 30)
+    publish_all({**settings_of(servers, database_url, topology), **settings}, emails)
 
-    assert asyncio.run(depths(servers.amqp_url, topology))[topology.queue] == 30
+    assert asyncio.run(depths(servers.amqp_url, topology))[topology.queue] in messages
     with psycopg.connect(database_url) as connection:
-        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
-
-
-def test_bundled_publishing_counts_emails_not_messages(servers: Servers, database_url: str, topology: Topology) -> None:
-    enqueue_drafts(database_url, 5000)
-
-    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_PREFETCH": "8"}, 5000)
-
-    assert 0 < asyncio.run(depths(servers.amqp_url, topology))[topology.queue] < 4000
-    with psycopg.connect(database_url) as connection:
-        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 5000)
+        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, emails)
 
 
 def test_publishing_more_emails_than_expected_fails(servers: Servers, database_url: str, topology: Topology) -> None:
@@ -198,28 +150,26 @@ def test_the_steady_rate_leaves_the_first_and_the_last_tenth_out() -> None:
     assert steady_rate([*slow_end, *steady, *slow_start]) == pytest.approx(10)
 
 
-def test_missing_duplicate_and_unrecorded_emails_are_counted() -> None:
+@pytest.mark.parametrize(
+    ("sent", "repeated", "held", "counts"),
+    [(8, [3], [], (1, 1, 1, 0)), (10, [], [8, 9], (0, 0, 0, 2))],
+    ids=["one missing, one duplicate, one unrecorded", "held emails are neither missing nor unrecorded"],
+)
+def test_missing_duplicate_unrecorded_and_held_emails_are_counted(
+    sent: int, repeated: list[int], held: list[int], counts: tuple[int, ...]
+) -> None:
     ids = [str(uuid4()) for _ in range(10)]
     acceptances = {email_id: [100.0 + number] for number, email_id in enumerate(ids[:9])}
-    acceptances[ids[3]].append(111.0)
-    watched = Watched(sent=8, last_at=110.0, cpu_seconds=0.02, servers_cpu_seconds=0.03, processes=3)
+    for number in repeated:
+        acceptances[ids[number]].append(111.0)
+    watched = Watched(sent=sent, last_at=110.0, cpu_seconds=0.02, servers_cpu_seconds=0.03, processes=3)
+    kept = frozenset(ids[number] for number in held)
 
-    measured = result_of("celery", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances)
+    measured = result_of("celery", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances, kept)
 
-    assert (measured.missing, measured.duplicates, measured.unrecorded) == (1, 1, 1)
-    assert measured.emails_per_second == pytest.approx(0.8)
+    assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == counts
+    assert measured.emails_per_second == pytest.approx(sent / 10)
     assert (measured.cpu_microseconds, measured.servers_cpu_microseconds) == pytest.approx((2000, 3000))
-
-
-def test_held_emails_are_neither_missing_nor_unrecorded() -> None:
-    ids = [str(uuid4()) for _ in range(10)]
-    acceptances = {email_id: [100.0 + number] for number, email_id in enumerate(ids[:9])}
-    watched = Watched(sent=10, last_at=110.0, cpu_seconds=0.02, servers_cpu_seconds=0.03, processes=3)
-    held = frozenset([ids[8], ids[9]])
-
-    measured = result_of("ours", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances, held)
-
-    assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 2)
 
 
 def test_the_table_compares_stock_peers_with_our_defaults_and_the_others_with_ours_tuned() -> None:
@@ -236,18 +186,6 @@ def test_the_table_compares_stock_peers_with_our_defaults_and_the_others_with_ou
     assert row_of("post_office-leasing", lines)[4:6] == ["6.0", "7.0"]
     assert row_of("ours", lines)[1:] == ["100", "4,000", "3,000", "", "", "4,000", "", ""]
     assert row_of("ours-tuned", lines)[4:] == ["", "", "6,000", "", ""]
-
-
-def test_repetitions_are_also_compared_one_by_one() -> None:
-    results = [a_result("ours", rate) for rate in (4000, 5000, 6000)]
-    results += [a_result("celery-stock", rate) for rate in (100, 50, 100)]
-
-    cases = report.by_case(results)
-    (peer,) = (measured for (name, _), measured in cases.items() if name == "celery-stock")
-
-    assert report.ratios(cases, peer) == {"ours": 50.0}
-    assert report.turns(cases, peer) == {"ours": (40.0, 100.0)}
-    assert "(40.0" in "".join(shown(report.speeds(cases)))
 
 
 def test_every_stock_peer_and_no_other_is_compared_with_our_defaults() -> None:

@@ -59,9 +59,10 @@ def test_every_message_key_is_unique(planned: list[PlannedEmail]) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_kind_of_email_occurs(shape: str, seed: int) -> None:
-    assert sum(SHAPES[shape](item.email) for item in plan_emails(1000, seed)) >= 3
+def test_every_kind_of_email_occurs(seed: int) -> None:
+    emails = [item.email for item in plan_emails(1000, seed)]
+
+    assert [shape for shape, has_it in SHAPES.items() if sum(map(has_it, emails)) < 3] == []
 
 
 def test_some_emails_are_refused_and_some_are_deferred(planned: list[PlannedEmail]) -> None:
@@ -88,5 +89,5 @@ def test_a_recipient_with_an_expected_outcome_is_the_only_one_and_in_one_email(p
 def test_all_recipients_are_in_reserved_domains(planned: list[PlannedEmail]) -> None:
     texts = {text for item in planned for text in (item.email.sender, *item.email.to, *item.email.cc, *item.email.bcc)}
 
-    assert all(parse_address(text).domain.split(".")[-2:][-1] in ("example", "com", "org", "net") for text in texts)
+    assert all(parse_address(text).domain.rpartition(".")[2] in ("example", "com", "org", "net") for text in texts)
     assert all("example" in parse_address(text).domain.split(".") for text in texts)

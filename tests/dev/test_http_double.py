@@ -1,32 +1,33 @@
-"""The HTTP double writes accepted emails to its ledger before it answers, and injects faults."""
+"""The HTTP double writes accepted emails to its ledger before it answers, injects faults, and ends its connections."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dispatcher.dev.acceptance_ledger import read_ledger
-from dispatcher.dev.http_behaviour import Behaviour, Fault
+from dispatcher.dev.http_behaviour import Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.recording_server import stop
+from tests.providers.places import printing
 from tests.waiting import until
 
 SENDGRID = "/v3/mail/send"
 SES = "/v2/email/outbound-emails"
 
 
-def for_sendgrid(email_id: str, *, sandbox: bool = False) -> dict[str, Any]:
+def for_sendgrid(email_id: str) -> dict[str, Any]:
     """A request to SendGrid for an email with two recipients."""
     people = {"to": [{"email": "a@example.com"}], "cc": [{"email": "b@example.com"}]}
-    arguments = {"custom_args": {"email_id": email_id}}
-    return {"personalizations": [{**people, **arguments}], "mail_settings": {"sandbox_mode": {"enable": sandbox}}}
+    return {"personalizations": [{**people, "custom_args": {"email_id": email_id}}]}
 
 
 def for_ses(email_id: str) -> dict[str, Any]:
@@ -39,12 +40,12 @@ def for_ses(email_id: str) -> dict[str, Any]:
 
 
 async def say(
-    port: int, method: str, path: str, document: object = None, *, tls: ssl.SSLContext | None = None, key: str = ""
+    port: int, method: str, path: str, document: object = None, *, tls: ssl.SSLContext | None = None
 ) -> tuple[int, dict[str, str], bytes]:
     """Sends one request; returns status, headers and body of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     body = b"" if document is None else json.dumps(document).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     try:
         status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
@@ -61,63 +62,15 @@ async def double(tmp_path: Path) -> AsyncIterator[HttpDouble]:
         yield running
 
 
-async def test_an_accepted_email_is_in_the_ledger(double: HttpDouble) -> None:
-    status, headers, body = await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
-
-    assert (status, body) == (202, b"")
-    assert len(headers["x-message-id"]) == 22
-    (entry,) = double.ledger().entries
-    assert (entry.email_id, entry.recipients) == ("one", 2)
-
-
-async def test_ses_answers_in_its_own_format(double: HttpDouble) -> None:
-    status, _, body = await say(double.port, "POST", SES, for_ses("one"))
-
-    assert status == 200
-    assert json.loads(body)["MessageId"]
-    assert double.ledger().ids == {"one"}
-
-
-async def test_a_repeated_email_is_counted_twice(double: HttpDouble) -> None:
+async def test_each_acceptance_of_an_email_is_in_the_ledger(double: HttpDouble) -> None:
     for _ in range(2):
-        await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
+        status, headers, body = await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
 
-    assert double.ledger().duplicates == {"one": 2}
-    assert double.requests == {"one": 2}
+        assert (status, body) == (202, b"")
+        assert len(headers["x-message-id"]) == 22
 
-
-async def test_sandbox_mode_answers_200(double: HttpDouble) -> None:
-    status, _, _ = await say(double.port, "POST", SENDGRID, for_sendgrid("one", sandbox=True))
-
-    assert status == 200
-
-
-@pytest.mark.parametrize("act", [Fault.CLOSE, Fault.RESET])
-async def test_an_email_without_an_answer_is_in_the_ledger(act: Fault, double: HttpDouble) -> None:
-    double.behaviour.fault = act
-
-    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-        await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
-
-    assert double.ledger().ids == {"one"}
-
-
-async def test_an_unread_request_is_not_in_the_ledger(double: HttpDouble) -> None:
-    double.behaviour.fault = Fault.CLOSE_UNREAD
-
-    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-        await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
-
-    assert not double.ledger().ids
-    assert double.begun == {SENDGRID: 1}
-
-
-async def test_a_fault_can_be_limited_to_some_requests(double: HttpDouble) -> None:
-    double.behaviour = Behaviour(Fault.EMPTY, times=2)
-
-    statuses = [(await say(double.port, "POST", SENDGRID, for_sendgrid(str(n))))[0] for n in range(4)]
-
-    assert statuses == [200, 200, 202, 202]
+    assert [(entry.email_id, entry.recipients) for entry in double.ledger().entries] == [("one", 2)] * 2
+    assert double.ledger().duplicates == double.requests == {"one": 2}
 
 
 @pytest.mark.parametrize(("path", "document"), [(SENDGRID, for_sendgrid("one")), (SES, for_ses("one"))])
@@ -143,16 +96,6 @@ async def test_an_invalid_body_is_refused(path: str, document: object, double: H
     assert not double.ledger().ids
 
 
-async def test_a_wrong_key_is_refused(double: HttpDouble) -> None:
-    double.behaviour.key = "SG.right"
-
-    wrong, _, _ = await say(double.port, "POST", SENDGRID, for_sendgrid("one"), key="SG.wrong")
-    right, _, _ = await say(double.port, "GET", "/v3/scopes", key="SG.right")
-
-    assert (wrong, right) == (401, 200)
-    assert not double.ledger().ids
-
-
 async def test_invalid_http_closes_the_connection(double: HttpDouble) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", double.port)
     writer.write(b"EHLO there\r\n")
@@ -161,21 +104,8 @@ async def test_invalid_http_closes_the_connection(double: HttpDouble) -> None:
     writer.close()
 
 
-@asynccontextmanager
-async def double_process(folder: Path, *arguments: str) -> AsyncIterator[dict[str, Any]]:
-    """Run a double in its own process; yields the line of JSON that the double prints at its start."""
-    command = (sys.executable, "-m", "dispatcher.dev.http_double", "--folder", str(folder), "--die-with-parent")
-    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        yield json.loads(await process.stdout.readline())
-    finally:
-        process.terminate()
-        assert await process.wait() == 0
-
-
 async def test_it_runs_as_a_program_and_is_controlled_over_http(tmp_path: Path) -> None:
-    async with double_process(tmp_path, "--tls") as document:
+    async with printing("dispatcher.dev.http_double", tmp_path, "--tls") as document:
         tls = ssl.create_default_context(cafile=document["ca_file"])
         port = document["port"]
         assert document["url"] == f"https://127.0.0.1:{port}"
@@ -228,3 +158,28 @@ async def test_a_forgotten_request_is_not_in_the_ledger_and_gets_no_answer(doubl
 
     assert double.requests == {"id-1": 1}
     assert not double.ledger().entries
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_that_was_accepted_a_moment_ago_is_ended(turns: int) -> None:
+    opened = set[asyncio.BaseTransport]()
+
+    class Session(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            opened.add(transport)
+
+    def drop() -> None:
+        for transport in opened:
+            assert isinstance(transport, asyncio.Transport)
+            transport.abort()
+
+    server = await asyncio.get_running_loop().create_server(Session, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()) as client:
+        client.settimeout(10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        await stop(server, drop)
+
+        with suppress(ConnectionResetError):  # the kernel had accepted the connection, and the server had not
+            assert await asyncio.to_thread(client.recv, 1) == b""

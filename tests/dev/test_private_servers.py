@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -21,12 +21,10 @@ import pytest
 from dispatcher.dev import keeper, ports
 from dispatcher.dev.servers import Servers, private_servers, start, status, stop
 from dispatcher.errors import ServerUnavailable
-
-Eventually = Callable[[Callable[[], bool], str], None]
+from tests.waiting import wait_until
 
 OWNER = """
 import sys
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from dispatcher.dev.servers import private_servers
 with private_servers(Path(sys.argv[1])):
@@ -46,12 +44,27 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def name_broker(servers: Servers, patch: pytest.MonkeyPatch) -> None:
+    """Sets the variables of the test run's RabbitMQ, so that only PostgreSQL is started, which takes one second."""
+    patch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
+    patch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
+
+
 @pytest.fixture
 def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
-    """Sets the variables of the test run's RabbitMQ, so that a test starts only PostgreSQL, which takes one second."""
-    monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
-    monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
+    name_broker(servers, monkeypatch)
     return servers
+
+
+@pytest.fixture(scope="module")
+def used(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of PostgreSQL, because the first start takes longer than another."""
+    folder = tmp_path_factory.mktemp("servers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DISPATCHER_DATABASE_URL", raising=False)
+        name_broker(servers, patch)
+        with private_servers(folder):
+            return folder
 
 
 def test_servers_of_the_environment_are_used_and_none_is_started(
@@ -66,68 +79,65 @@ def test_servers_of_the_environment_are_used_and_none_is_started(
         assert status(named.folder).running
 
 
-def test_a_server_that_the_environment_does_not_name_is_started(tmp_path: Path, broker_named: Servers) -> None:
-    with private_servers(tmp_path) as mixed:
+def test_a_server_that_the_environment_does_not_name_is_started_and_not_shared(
+    used: Path, broker_named: Servers
+) -> None:
+    with private_servers(used) as mixed:
         assert mixed.amqp_url == broker_named.amqp_url
         assert mixed.database_url != broker_named.database_url
-        assert status(tmp_path).pids.keys() == {"keeper", "postgres"}
+        assert status(used).pids.keys() == {"keeper", "postgres"}
         with psycopg.connect(mixed.database_url) as connection:
             durable = "select current_setting('fsync'), current_setting('synchronous_commit')"
             assert connection.execute(durable).fetchone() == ("on", "on")
-    assert not status(tmp_path).running
+        with pytest.raises(ServerUnavailable, match="already running") as caught:
+            start(used, progress=quietly, owner_pid=None)
+    assert not status(used).running
+    assert "dispatcher dev down" in str(caught.value.remedy)
 
 
 def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
-    tmp_path: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
+    used: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start(tmp_path, progress=quietly, owner_pid=None)
+    first = start(used, progress=quietly, owner_pid=None)
     try:
         with psycopg.connect(first.database_url) as connection:
             connection.execute("create table kept (it text)")
-        assert start(tmp_path, progress=quietly, owner_pid=None) == first
-        assert stop(tmp_path) == ["postgres"]
-        assert stop(tmp_path) == []
+        assert start(used, progress=quietly, owner_pid=None) == first
+        assert stop(used) == ["postgres"]
+        assert stop(used) == []
 
         # A shell that evaluated the output of `dev up` still has DISPATCHER_DATABASE_URL after `dev down`. The variable
         # contains the URL of the folder's own server.
         monkeypatch.setenv("DISPATCHER_DATABASE_URL", first.database_url)
-        second = start(tmp_path, progress=quietly, owner_pid=None)
+        second = start(used, progress=quietly, owner_pid=None)
 
         assert second.database_url == first.database_url
         with psycopg.connect(second.database_url) as connection:
             assert connection.execute("select count(*) from kept").fetchone() == (0,)
     finally:
-        stop(tmp_path)
+        stop(used)
 
 
-def test_owned_servers_are_not_shared(tmp_path: Path, broker_named: Servers) -> None:
-    with private_servers(tmp_path), pytest.raises(ServerUnavailable, match="already running") as caught:
-        start(tmp_path, progress=quietly, owner_pid=None)
-
-    assert caught.value.remedy is not None
-    assert "dispatcher dev down" in caught.value.remedy
-
-
-def test_a_failure_of_one_server_stops_the_other(
-    tmp_path: Path, unnamed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_one_server_stops_the_other(used: Path, unnamed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "docker")
 
     with pytest.raises(ServerUnavailable, match="DISPATCHER_DEV_RABBITMQ"):
-        start(tmp_path, progress=quietly, owner_pid=os.getpid())
+        start(used, progress=quietly, owner_pid=os.getpid())
 
-    assert status(tmp_path).pids == {}
+    assert status(used).pids == {}
 
 
-def test_the_error_of_a_server_that_cannot_start_has_the_end_of_its_log(tmp_path: Path, broker_named: Servers) -> None:
-    with private_servers(tmp_path):
-        data = next(tmp_path.glob("postgres-*"))
-    (data / "global" / "pg_control").unlink()
+def test_the_error_of_a_server_that_cannot_start_has_the_end_of_its_log(used: Path, broker_named: Servers) -> None:
+    with private_servers(used):
+        control = next(used.glob("postgres-*")) / "global" / "pg_control"
+    control.rename(used / "kept")
+    try:
+        with pytest.raises(ServerUnavailable, match=r"(?s)log/postgres\.log:\n.*pg_control"):
+            start(used, progress=quietly, owner_pid=os.getpid())
+    finally:
+        (used / "kept").rename(control)
 
-    with pytest.raises(ServerUnavailable, match=r"(?s)log/postgres\.log:\n.*pg_control"):
-        start(tmp_path, progress=quietly, owner_pid=os.getpid())
-
-    assert status(tmp_path).pids == {}
+    assert status(used).pids == {}
 
 
 def test_postgresql_requires_its_password(servers: Servers) -> None:
@@ -147,9 +157,7 @@ def test_rabbitmq_requires_its_password_and_has_no_guest(servers: Servers) -> No
 
 
 @pytest.mark.usefixtures("unnamed")
-def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(tmp_path: Path) -> None:
     with owner(tmp_path) as process:
         guard = status(tmp_path).pids["keeper"]
         family = [guard, *keeper.descendants(guard)]
@@ -162,20 +170,20 @@ def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(
 
         process.kill()
 
-        eventually(lambda: not any(map(keeper.is_alive, identities)), "every process has exited")
+        wait_until(lambda: not any(map(keeper.is_alive, identities)), seconds=60)
         assert not any(ports.accepts(port) for _, port in addresses)
     assert stop(tmp_path) == []
 
 
-def test_servers_of_a_killed_owner_do_not_block_the_next_start(tmp_path: Path, broker_named: Servers) -> None:
-    with owner(tmp_path) as killed:
+def test_servers_of_a_killed_owner_do_not_block_the_next_start(used: Path, broker_named: Servers) -> None:
+    with owner(used) as killed:
         killed.kill()
         killed.wait()
 
         # These servers start before the keeper has noticed the owner's exit. The keeper checks for the exit four times
         # per second.
-        with private_servers(tmp_path) as servers:
-            assert status(tmp_path).pids["keeper"]
+        with private_servers(used) as servers:
+            assert status(used).pids["keeper"]
             assert servers.owned
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,7 @@ from dispatcher.dev import keeper
 from dispatcher.dev.keeper import Plan, ProcessIdentity
 from dispatcher.dev.processes import Processes
 from dispatcher.errors import ServerUnavailable
-
-Eventually = Callable[[Callable[[], bool], str], None]
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -40,12 +39,18 @@ def shell(folder: Path, script: str, *, orphaned: str = "SIGKILL") -> Plan:
     )
 
 
-def test_stop_ends_processes_and_their_orphaned_grandchildren(processes: Processes, eventually: Eventually) -> None:
+def launched(processes: Processes, plan: Plan) -> int:
+    """The id of the process of this plan."""
+    processes.launch("shell", plan)
+    return wait_until(lambda: processes.running().get("shell", 0))
+
+
+def test_stop_ends_processes_and_their_orphaned_grandchildren(processes: Processes) -> None:
     stray = processes.folder / "stray.pid"
     script = f"setsid sh -c 'trap \"\" TERM; echo $$ > {stray}; while :; do sleep 1; done' & exec sleep 600"
-    processes.launch("shell", shell(processes.folder, script))
-    eventually(lambda: stray.exists() and stray.read_text().endswith("\n"), "the grandchild runs")
-    family = [processes.running()["shell"], int(stray.read_text())]
+    pid = launched(processes, shell(processes.folder, script))
+    wait_until(lambda: stray.exists() and stray.read_text().endswith("\n"))
+    family = [pid, int(stray.read_text())]
 
     stopped = processes.stop()
 
@@ -60,28 +65,26 @@ def test_stop_is_idempotent(processes: Processes) -> None:
     assert processes.stop() == []
 
 
-def test_stop_reaps_a_killed_keeper(processes: Processes, eventually: Eventually) -> None:
-    processes.launch("shell", shell(processes.folder, "exec sleep 600"))
-    eventually(lambda: "shell" in processes.running(), "the process runs")
-    victim, pid = processes.keeper(), processes.running()["shell"]
+def test_stop_reaps_a_killed_keeper(processes: Processes) -> None:
+    pid = launched(processes, shell(processes.folder, "exec sleep 600"))
+    victim = processes.keeper()
     assert victim is not None
 
     os.kill(victim.pid, signal.SIGKILL)
 
-    eventually(lambda: keeper.identify(pid) is None, "the process ended with its keeper")
+    wait_until(lambda: keeper.identify(pid) is None)
     assert processes.stop() == []
     assert keeper.identify(victim.pid, even_a_zombie=True) is None
 
 
-def test_stop_ends_processes_that_outlived_a_killed_keeper(processes: Processes, eventually: Eventually) -> None:
+def test_stop_ends_processes_that_outlived_a_killed_keeper(processes: Processes) -> None:
     script = "trap '' USR1; while :; do sleep 1; done"
-    processes.launch("shell", shell(processes.folder, script, orphaned="SIGUSR1"))
-    eventually(lambda: "shell" in processes.running(), "the process runs")
-    victim, pid = processes.keeper(), processes.running()["shell"]
+    pid = launched(processes, shell(processes.folder, script, orphaned="SIGUSR1"))
+    victim = processes.keeper()
     assert victim is not None
-    eventually(lambda: ignores(pid, signal.SIGUSR1), "the process ignores the signal")
+    wait_until(lambda: ignores(pid, signal.SIGUSR1))
     os.kill(victim.pid, signal.SIGKILL)
-    eventually(lambda: processes.keeper() is None, "the keeper has exited")
+    wait_until(lambda: processes.keeper() is None)
 
     assert processes.stop() == ["shell"]
     assert keeper.identify(pid) is None
@@ -98,45 +101,39 @@ def test_stop_does_not_kill_a_later_process_with_a_recorded_pid(tmp_path: Path) 
         stranger.kill()
 
 
-def test_processes_end_when_their_owner_is_killed(tmp_path: Path, eventually: Eventually) -> None:
+def test_processes_end_when_their_owner_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
         processes = Processes(tmp_path)
         processes.spawn_keeper(owner.pid)
-        processes.launch("shell", shell(tmp_path, "exec sleep 600"))
-        eventually(lambda: "shell" in processes.running(), "the process runs")
-        guard, pid = processes.keeper(), processes.running()["shell"]
+        pid = launched(processes, shell(tmp_path, "exec sleep 600"))
+        guard = processes.keeper()
         assert guard is not None
-
         assert not processes.is_abandoned()
 
         owner.kill()
 
-        eventually(lambda: not keeper.is_alive(guard), "the keeper has exited")
+        wait_until(lambda: not keeper.is_alive(guard))
         assert keeper.identify(pid) is None
     processes.stop()
 
 
-def test_a_process_that_has_exited_can_be_launched_again(processes: Processes, eventually: Eventually) -> None:
+def test_a_process_that_has_exited_can_be_launched_again(processes: Processes) -> None:
     plan = shell(processes.folder, "exec sleep 600")
-    processes.launch("shell", plan)
-    eventually(lambda: "shell" in processes.running(), "the process runs")
-    first = processes.running()["shell"]
+    first = launched(processes, plan)
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: processes.exit_report("shell") is not None, "the keeper noticed its death")
+    wait_until(lambda: processes.exit_report("shell") is not None)
 
     processes.launch("shell", plan)
 
-    eventually(lambda: processes.running().get("shell", first) != first, "it runs again")
+    wait_until(lambda: processes.running().get("shell", first) != first)
     assert processes.exit_report("shell") is None
 
 
-def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Processes, eventually: Eventually) -> None:
+def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Processes) -> None:
     processes.launch("shell", shell(processes.folder, "echo no space left >&2; exit 3"))
-    eventually(lambda: processes.exit_report("shell") is not None, "the process ended")
 
-    words = processes.exit_report("shell")
+    words = wait_until(lambda: processes.exit_report("shell") or "")
 
-    assert words is not None
     assert "exited with code 3" in words
     assert "no space left" in words
     assert str(processes.folder / "log" / "shell.log") in words

@@ -8,19 +8,15 @@ from dispatcher.providers.contract import Attempt
 
 
 class FakeAttempt(Attempt):
-    """Calls a test's functions when the adapter reports its progress.
-
-    Attributes:
-        admission: A function that returns the new deadline; None to keep the deadline.
-    """
+    """Calls a test's functions when the adapter reports its progress. `admission` returns the new deadline."""
 
     def __init__(
         self,
         number: int,
         deadline: float,
-        mark_on_wire: Callable[[], None],
+        mark_on_wire: Callable[[], object],
         *,
-        mark_not_sent: Callable[[], None] = lambda: None,
+        mark_not_sent: Callable[[], object] = lambda: None,
         admission: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(number, deadline)
@@ -29,14 +25,11 @@ class FakeAttempt(Attempt):
         self.admission = admission
 
     def mark_on_wire(self) -> None:
-        """See the contract."""
         self._mark_on_wire()
 
     def mark_not_sent(self) -> None:
-        """See the contract."""
         self._mark_not_sent()
 
     def connection_acquired(self) -> None:
-        """See the contract."""
         if self.admission is not None:
             self.deadline = self.admission()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dispatcher.config.values import SmtpServer
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
-from tests.providers.listeners import listening
+from tests.providers.listeners import closing, listening
 
 _ADDRESS = re.compile(r"<(.*?)>")
 _MESSAGE_ID = re.compile(rb"^Message-ID: <(.+?)@", re.MULTILINE)
@@ -37,12 +37,8 @@ class ChoosyServer:
     """The server's rules and its ledger.
 
     Attributes:
-        rule: How the server judges recipients.
         answer: Gets the number of the transaction. Returns the reply to the final dot; None to accept the email.
-        group_fault: What the server does with commands that arrive in one read.
-        extensions: What the server announces.
         delivered: How often each recipient got each email, by email id and address.
-        contents: The accepted contents.
         groups: The number of reads with several commands.
         transactions: The number of contents that arrived.
     """
@@ -115,9 +111,8 @@ def at_most(most: int, reply: str = "452 4.5.3 Error: too many recipients") -> R
 @asynccontextmanager
 async def choosy_server(server: ChoosyServer) -> AsyncIterator[SmtpProvider]:
     """Runs the server; yields an adapter that sends to it."""
-    async with listening(server.serve) as port:
-        provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
-        try:
-            yield provider
-        finally:
-            await provider.close()
+    async with (
+        listening(server.serve) as port,
+        closing(SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))) as provider,
+    ):
+        yield provider

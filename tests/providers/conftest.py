@@ -52,14 +52,8 @@ def forgotten_secrets() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A certificate authority for tests.
-
-    Attributes:
-        ca_file: The authority's certificate, for clients.
-        server: The server's side of TLS for `127.0.0.1` and `localhost`.
-        elsewhere: Like `server`, but for a different host name.
-        server_of_tls_1_2: Like `server`, but with TLS 1.2 at most.
-    """
+    """A certificate authority for tests: its certificate for clients, and the server's side of TLS for `127.0.0.1` and
+    `localhost`, or for another host name (`elsewhere`), or with TLS 1.2 at most."""
 
     ca_file: Path
     server: ssl.SSLContext

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 
 from dispatcher.dev import conformance
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.providers.contract import Provider
-from tests.providers.attempts import FakeAttempt
+from dispatcher.providers.contract import Attempt, Provider
 from tests.waiting import Overtime
 
 an_email = conformance.an_email
@@ -33,25 +31,18 @@ def outcome_text(outcome: Outcome | None) -> str:
     return f"{outcome_name(outcome)} {outcome.reason}"
 
 
-@dataclass
-class Sending:
-    """The result of one attempt.
+class Sending(Attempt):
+    """One attempt. `left`: how often the adapter called `mark_on_wire`, after its last call of `mark_not_sent`."""
 
-    Attributes:
-        left: How often the adapter called `mark_on_wire`, after its last call of `mark_not_sent`.
-        outcome: The outcome that the adapter returned.
-    """
-
-    left: int = 0
-    outcome: Outcome | None = None
-    left_at: list[float] = field(default_factory=list)
+    def __init__(self, deadline: float) -> None:
+        super().__init__(1, deadline)
+        self.left = 0
+        self.outcome: Outcome | None = None
 
     def mark_on_wire(self) -> None:
-        """Count a call; the test passes this method to the attempt."""
         self.left += 1
 
     def mark_not_sent(self) -> None:
-        """Start again; the test passes this method to the attempt."""
         assert self.left == 1, "`mark_not_sent` was called before `mark_on_wire`"
         self.left = 0
 
@@ -75,11 +66,9 @@ async def send(
 
 
 async def _attempt(provider: Provider, outgoing: OutgoingEmail, seconds: float) -> Sending:
-    sending = Sending()
-    deadline = asyncio.get_running_loop().time() + seconds
-    overtime = Overtime(deadline)
-    attempt = FakeAttempt(1, deadline, sending.mark_on_wire, mark_not_sent=sending.mark_not_sent)
-    sending.outcome = await provider.send(outgoing, attempt)
+    sending = Sending(asyncio.get_running_loop().time() + seconds)
+    overtime = Overtime(sending.deadline)
+    sending.outcome = await provider.send(outgoing, sending)
     assert overtime.end() < 1, "the adapter returned long after the deadline"
     assert sending.left <= 1, "the adapter called mark_on_wire twice"
     return sending

@@ -35,11 +35,8 @@ class Case:
     Attributes:
         row: The table's first column.
         expected: The outcome's type, and its reason if the type has several; `ProviderFault` for a fault.
-        act: What the server does.
-        code: The outcome's code.
         detail: A part of the outcome's detail, or of the fault.
         accepted: How often the email is in the server's ledger.
-        seconds: The attempt's deadline.
         changes: The fields of the email that differ from an ordinary one.
         options: The arguments of the place.
         key: The API key that the server needs; None if any key is accepted.
@@ -105,8 +102,7 @@ class HttpOutcomes:
     """In every situation, the adapter returns the outcome in `docs/providers.md`; the server counts the emails.
 
     Attributes:
-        section: The heading of the provider's table.
-        table: The cases of the table; `rows` has further cases.
+        table: The cases of the table below the heading `section`; `rows` has further cases.
         local: Rows that the adapter decides before it sends.
         secrets: Texts that are in no log (even at DEBUG), outcome or exception.
         message_id: A pattern of the ids that the server gives.

@@ -1,4 +1,4 @@
-"""TCP servers, also such that fail before HTTP begins."""
+"""TCP servers, also such that fail before HTTP begins, and their clients, which are closed after a block."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Protocol, TypeVar
 
 from dispatcher.dev.http_double import HttpDouble
 from dispatcher.dev.recording_server import stop
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+@asynccontextmanager
+async def closing(client: C) -> AsyncIterator[C]:
+    """Close an adapter or a transport after the block."""
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 @asynccontextmanager
@@ -65,10 +82,7 @@ async def proxy(
     answer: bytes, double: HttpDouble | None = None, heads: list[bytes] | None = None
 ) -> AsyncIterator[str]:
     """Run a proxy that gives this answer to CONNECT, and then relays to `double` if given; yields the proxy's URL.
-
-    Args:
-        heads: A list to which the proxy adds each request head that it receives.
-    """
+    The proxy adds each request head to `heads`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,25 +1,32 @@
-"""Environments of the conformance suite for the adapters smtp and capture, each with an independent count of emails."""
+"""Environments of the conformance suite: an adapter, and a server or a folder with an independent count of emails."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.message import EmailMessage
 from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import orjson
 
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.conformance import NO_QUIRKS, ProviderQuirks
+from dispatcher.dev.http_double import HttpDouble
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
+from dispatcher.providers.contract import Provider
 from dispatcher.providers.sms_capture import SmsCaptureProvider
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
+from tests.providers.listeners import closing
+
+P = TypeVar("P", bound=Provider)
 
 
 def filled(message: EmailMessage, bodies: Sequence[tuple[str, str]], files: Sequence[tuple[str, str, str]]) -> bytes:
@@ -37,6 +44,26 @@ def filled(message: EmailMessage, bodies: Sequence[tuple[str, str]], files: Sequ
 
 
 @dataclass(frozen=True, slots=True)
+class HttpPlace(Generic[P]):
+    """The adapter of an HTTP API, and the double to which it sends.
+
+    Attributes:
+        delivered: Makes the email, as recipients would get it, from a request.
+    """
+
+    provider: P
+    double: HttpDouble
+    quirks: ProviderQuirks = NO_QUIRKS
+    delivered: Callable[[dict[str, Any]], bytes] = orjson.dumps
+
+    def contents(self) -> list[bytes]:
+        return [self.delivered(document) for document in self.double.received]
+
+    def times(self) -> Counter[str]:
+        return Counter(self.double.ledger().times)
+
+
+@dataclass(frozen=True, slots=True)
 class SmtpPlace:
     """The smtp adapter and the sink to which it sends."""
 
@@ -51,25 +78,6 @@ class SmtpPlace:
         return Counter(self.sink.ledger().times)
 
 
-@dataclass(frozen=True, slots=True)
-class CapturePlace:
-    """The capture adapter and the Maildir into which it writes."""
-
-    provider: CaptureProvider
-    folder: Path
-    quirks: ProviderQuirks = NO_QUIRKS
-
-    def contents(self) -> list[bytes]:
-        return [path.read_bytes() for path in sorted(self.folder.glob("new/*"), key=_nanoseconds)]
-
-    def times(self) -> Counter[str]:
-        return Counter(path.name.partition(".")[0] for path in self.folder.glob("new/*"))
-
-
-def _nanoseconds(path: Path) -> int:
-    return int(path.name.split(".")[1])
-
-
 @asynccontextmanager
 async def smtp_place(
     folder: Path,
@@ -82,45 +90,58 @@ async def smtp_place(
     """Run the smtp adapter without TLS, and a sink with this behaviour."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, "none")
-        provider = SmtpProvider(
-            SmtpSettings(url=server, connections=connections, emails_per_connection=emails_per_connection),
-            trusted_idle_seconds=trusted_idle_seconds,
-        )
-        try:
+        own = SmtpSettings(url=server, connections=connections, emails_per_connection=emails_per_connection)
+        async with closing(SmtpProvider(own, trusted_idle_seconds=trusted_idle_seconds)) as provider:
             yield SmtpPlace(provider, sink)
-        finally:
-            await provider.close()
 
 
 @asynccontextmanager
-async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
-    """Run a sink in a separate process; yields the sink's port."""
-    command = (sys.executable, "-m", "dispatcher.dev.smtp_sink", "--folder", str(folder), "--die-with-parent")
-    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
+async def printing(module: str, folder: Path, *arguments: str) -> AsyncIterator[dict[str, Any]]:
+    """Run a local server in a separate process; yields what it prints about itself."""
+    command = (sys.executable, "-m", module, "--folder", str(folder), "--die-with-parent", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        told = json.loads(await process.stdout.readline())
-        yield told["port"]
+        yield orjson.loads(await process.stdout.readline())
     finally:
         process.terminate()
         assert await process.wait() == 0
 
 
 @asynccontextmanager
-async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
-    """Create the capture adapter, with a Maildir that does not exist yet."""
-    yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")
+async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
+    """Run a sink in a separate process; yields the sink's port."""
+    async with printing("dispatcher.dev.smtp_sink", folder, *arguments) as printed:
+        yield printed["port"]
 
 
 @dataclass(frozen=True, slots=True)
-class SmsCapturePlace(CapturePlace):
-    """The sms-capture adapter and the Maildir into which it writes."""
+class CapturePlace:
+    """The adapter capture or sms-capture, and the Maildir into which it writes, which does not exist yet."""
+
+    provider: CaptureProvider
+    folder: Path
+    quirks: ProviderQuirks = NO_QUIRKS
+
+    def contents(self) -> list[bytes]:
+        return [path.read_bytes() for path in sorted(self.folder.glob("new/*"), key=_nanoseconds)]
+
+    def times(self) -> Counter[str]:
+        return Counter(path.name.partition(".")[0] for path in self.folder.glob("new/*"))
 
     def texts(self) -> list[str]:
-        return [json.loads(content)["text"] for content in self.contents()]
+        return [orjson.loads(content)["text"] for content in self.contents()]
+
+
+def _nanoseconds(path: Path) -> int:
+    return int(path.name.split(".")[1])
 
 
 @asynccontextmanager
-async def sms_capture_place(folder: Path) -> AsyncIterator[SmsCapturePlace]:
-    """Run the sms-capture adapter on a Maildir in `folder`."""
-    yield SmsCapturePlace(SmsCaptureProvider(folder / "sms"), folder / "sms")
+async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
+    yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")
+
+
+@asynccontextmanager
+async def sms_capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
+    yield CapturePlace(SmsCaptureProvider(folder / "maildir"), folder / "maildir")

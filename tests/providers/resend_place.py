@@ -5,56 +5,32 @@ from __future__ import annotations
 import email.message
 import email.policy
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
-from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.http_double import running_double
 from dispatcher.providers.resend import ResendProvider, ResendSettings
-from tests.providers.places import filled
+from tests.providers.listeners import closing
+from tests.providers.places import HttpPlace, filled
 
 KEY = "re_the_key_that_nobody_may_see_0123456789"
 
 QUIRKS = ProviderQuirks(frozenset({"Date", "Message-ID"}), takes_empty_files=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ResendPlace:
-    """The resend adapter and the HTTP double."""
-
-    provider: ResendProvider
-    double: HttpDouble
-    quirks: ProviderQuirks = QUIRKS
-
-    def contents(self) -> list[bytes]:
-        """The emails as recipients would get them, rendered from the JSON by the standard library."""
-        return [rendered(document) for document in self.double.received]
-
-    def times(self) -> Counter[str]:
-        """How often each email id arrived."""
-        return Counter(self.double.ledger().times)
-
-
 @asynccontextmanager
 async def resend_place(
-    folder: Path,
-    behaviour: Behaviour | None = None,
-    *,
-    tls: ssl.SSLContext | None = None,
-    ca_file: Path | None = None,
-) -> AsyncIterator[ResendPlace]:
+    folder: Path, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None, ca_file: Path | None = None
+) -> AsyncIterator[HttpPlace[ResendProvider]]:
     """Run the resend adapter, without TLS by default, and a double with this behaviour."""
     async with running_double(folder, behaviour or Behaviour(key=KEY), tls=tls) as double:
-        provider = ResendProvider(ResendSettings(api_key=KEY, url=double.url), connections=64, ca_file=ca_file)
-        try:
-            yield ResendPlace(provider, double)
-        finally:
-            await provider.close()
+        own = ResendSettings(api_key=KEY, url=double.url)
+        async with closing(ResendProvider(own, connections=64, ca_file=ca_file)) as provider:
+            yield HttpPlace(provider, double, QUIRKS, rendered)
 
 
 def rendered(document: dict[str, Any]) -> bytes:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import email.message
 import email.policy
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from email.headerregistry import Address
 from email.utils import parseaddr
 from pathlib import Path
@@ -16,30 +14,15 @@ from typing import Any
 
 from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
-from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.http_double import running_double
 from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
-from tests.providers.places import filled
+from tests.providers.listeners import closing
+from tests.providers.places import HttpPlace, filled
 
 KEY = "SG.the-key-that-nobody-may-see.0123456789"
-
 QUIRKS = ProviderQuirks(frozenset({"Date"}), takes_empty_files=False)
 
-
-@dataclass(frozen=True, slots=True)
-class SendGridPlace:
-    """The sendgrid adapter and the HTTP double."""
-
-    provider: SendGridProvider
-    double: HttpDouble
-    quirks: ProviderQuirks = QUIRKS
-
-    def contents(self) -> list[bytes]:
-        """The emails as recipients would get them, rendered from the JSON by the standard library."""
-        return [rendered(document) for document in self.double.received]
-
-    def times(self) -> Counter[str]:
-        """How often each email id arrived."""
-        return Counter(self.double.ledger().times)
+SendGridPlace = HttpPlace[SendGridProvider]
 
 
 @asynccontextmanager
@@ -55,11 +38,8 @@ async def sendgrid_place(
     """Run the sendgrid adapter, without TLS by default, and a double with this behaviour."""
     async with running_double(folder, behaviour or Behaviour(key=KEY), tls=tls) as double:
         own = SendGridSettings(api_key=KEY, host=double.url, sandbox=sandbox)
-        provider = SendGridProvider(own, connections=connections, ca_file=ca_file)
-        try:
-            yield SendGridPlace(provider, double)
-        finally:
-            await provider.close()
+        async with closing(SendGridProvider(own, connections=connections, ca_file=ca_file)) as provider:
+            yield HttpPlace(provider, double, QUIRKS, rendered)
 
 
 def rendered(document: dict[str, Any]) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email.message
 import email.policy
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.header import decode_header, make_header
 from email.headerregistry import Address
 from email.utils import parseaddr
@@ -20,31 +20,19 @@ import pytest
 
 from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
-from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.http_double import running_double
+from dispatcher.domain.outcome import Accepted
+from dispatcher.providers.contract import Provider
 from dispatcher.providers.ses import SesProvider, SesSettings
-from tests.providers.places import filled
+from tests.providers.emails import an_email, send
+from tests.providers.listeners import closing, listening
+from tests.providers.places import HttpPlace, filled
 
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
 SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
 REGION: Final = "eu-west-1"
 SES_QUIRKS: Final = ProviderQuirks(own_headers=frozenset({"Message-ID", "Date"}))
-
-
-@dataclass(frozen=True, slots=True)
-class SesPlace:
-    """The ses adapter and the HTTP double."""
-
-    provider: SesProvider
-    double: HttpDouble
-    quirks: ProviderQuirks = SES_QUIRKS
-
-    def contents(self) -> list[bytes]:
-        """The emails as recipients would get them."""
-        return [rendered(document) for document in self.double.received]
-
-    def times(self) -> Counter[str]:
-        """How often each email id arrived."""
-        return Counter(self.double.ledger().times)
+SesPlace = HttpPlace[SesProvider]
 
 
 @contextmanager
@@ -72,11 +60,9 @@ async def ses_provider(
 ) -> AsyncIterator[SesProvider]:
     """Create the ses adapter for this URL, with further AWS variables."""
     with aws_environment(**(environment or {})):
-        provider = SesProvider(SesSettings(region=REGION, endpoint_url=url, connections=connections), ca_file=ca_file)
-        try:
+        own = SesSettings(region=REGION, endpoint_url=url, connections=connections)
+        async with closing(SesProvider(own, ca_file=ca_file)) as provider:
             yield provider
-        finally:
-            await provider.close()
 
 
 @asynccontextmanager
@@ -88,7 +74,53 @@ async def ses_place(
         running_double(folder, behaviour, tls=tls) as double,
         ses_provider(double.url, **options) as provider,
     ):
-        yield SesPlace(provider, double)
+        yield HttpPlace(provider, double, SES_QUIRKS, rendered)
+
+
+@dataclass
+class Ses:
+    """A server in place of SES that records the requests, and which credentials signed each of them.
+
+    Attributes:
+        ended: Requests with these credentials are refused.
+        code: The error code of the refusal.
+    """
+
+    signers: list[str] = field(default_factory=list)
+    requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+    code: str = "ExpiredToken"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer any number of requests."""
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            headers = dict(line.split(": ", 1) for line in head.rstrip().split("\r\n")[1:])
+            self.requests.append((headers, await reader.readexactly(int(headers["Content-Length"]))))
+            signer = headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+            if signer.startswith("ROLE"):
+                assert headers["X-Amz-Security-Token"] == signer.replace("ROLE", "token-")
+            self.signers.append(signer)
+            if signer in self.ended:
+                head = f"HTTP/1.1 403 Forbidden\r\nx-amzn-ErrorType: {self.code}\r\nContent-Length: 2\r\n\r\n{{}}"
+                writer.write(head.encode())
+            else:
+                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"MessageId":"01"}')
+
+
+@asynccontextmanager
+async def provider_for(ses: Ses, environment: Mapping[str, str] | None = None) -> AsyncIterator[SesProvider]:
+    """Run the server in place of SES; yields an adapter that sends to it."""
+    async with (
+        listening(ses.serve) as port,
+        ses_provider(f"http://127.0.0.1:{port}", environment=environment) as provider,
+    ):
+        yield provider
+
+
+async def accepted(provider: Provider) -> None:
+    """Send one email and assert that it is accepted."""
+    assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
 def rendered(document: dict[str, Any]) -> bytes:
@@ -99,9 +131,9 @@ def rendered(document: dict[str, Any]) -> bytes:
     simple = content["Simple"]
     message = email.message.EmailMessage(policy=email.policy.SMTP)
     message["From"] = _mailbox(document["FromEmailAddress"])
-    for field, name in (("ToAddresses", "To"), ("CcAddresses", "Cc")):
-        if field in document["Destination"]:
-            message[name] = [_mailbox(text) for text in document["Destination"][field]]
+    for key, name in (("ToAddresses", "To"), ("CcAddresses", "Cc")):
+        if key in document["Destination"]:
+            message[name] = [_mailbox(text) for text in document["Destination"][key]]
     if "ReplyToAddresses" in document:
         message["Reply-To"] = [_mailbox(text) for text in document["ReplyToAddresses"]]
     message["Subject"] = simple["Subject"]["Data"]

@@ -16,10 +16,8 @@ from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.contract import PromptProvider, SendAgain
 from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email
-from tests.providers.listeners import listening
 from tests.providers.sendgrid_place import sendgrid_place
-from tests.providers.ses_place import ses_place, ses_provider
-from tests.providers.test_ses_credentials import Ses, accepted
+from tests.providers.ses_place import Ses, accepted, provider_for, ses_place
 from tests.waiting import until
 
 PLACES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Any]]]] = {
@@ -120,7 +118,7 @@ async def test_closing_the_adapter_ends_attempts_that_wait_for_their_answer(plac
 
 async def test_ses_asks_for_another_attempt_if_aws_refuses_the_credentials() -> None:
     ses = Ses()
-    async with listening(ses.serve) as port, ses_provider(f"http://127.0.0.1:{port}") as provider:
+    async with provider_for(ses) as provider:
         await accepted(provider)
         ses.ended = set(ses.signers)
         with pytest.raises(SendAgain):

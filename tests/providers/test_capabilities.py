@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dispatcher.domain.email import Email
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from tests.providers.emails import an_email
@@ -102,9 +101,3 @@ def test_an_unsupported_email_names_the_missing_feature_and_the_providers_that_h
 @pytest.mark.parametrize("configured", [["smtp", "ses"], []], ids=["one can", "none is configured"])
 def test_an_email_passes_if_any_configured_provider_may_support_it(configured: list[str]) -> None:
     assert capability_gap(an_email(**TEMPLATE), capabilities_of(configured)) is None
-
-
-def test_the_same_check_applies_before_enqueueing() -> None:
-    email = Email(message_key="k", sender="shop@example.com", to="ann@example.org", template_id="d-1")
-
-    assert capability_gap(email, capabilities_of(["smtp"])) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import email.header
 import logging
 import time
@@ -18,7 +17,6 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from sendgrid import SendGridAPIClient
-from sendgrid.helpers import mail as helpers
 
 from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
@@ -45,16 +43,12 @@ ECHO: Final = sendgrid_error(400, "ann@example.com <ann@example.com> is not ann%
 IN_SANDBOX: Final = {"sandbox": True}
 
 
-ACCEPTED: Final = "202"
-SANDBOX: Final = "200 without a body, in sandbox mode"
 NEITHER: Final = "another 2xx, or a redirect (not followed)"
 SENDER: Final = "400 or 403 that blames the sender"
 RECIPIENT: Final = "400 that blames only recipients"
 CONTENT: Final = "another 400, or 422"
-LARGE: Final = "413"
 REFUSED: Final = "another 4xx, such as 406"
 ACCOUNT: Final = "401, another 403, 404, 405, 451"
-THROTTLED: Final = "429"
 SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from SendGrid"
 
@@ -64,8 +58,8 @@ BAD_CONTENT: Final = "rejected invalid_content"
 DOWN: Final = "deferred server_error"
 
 TABLE: Final = [
-    Case(ACCEPTED, "accepted", accepted=1),
-    Case(SANDBOX, "accepted", accepted=1, options=IN_SANDBOX, detail="sandbox mode"),
+    Case("202", "accepted", accepted=1),
+    Case("200 without a body, in sandbox mode", "accepted", accepted=1, options=IN_SANDBOX, detail="sandbox mode"),
     Case(NEITHER, "uncertain", Fault.EMPTY, "200", "200 unexpected with an empty body", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "octets of text/html, titled 'Welcome'", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "titled 'Welcome'", accepted=1, options=IN_SANDBOX),
@@ -83,7 +77,7 @@ TABLE: Final = [
     Case(CONTENT, BAD_CONTENT, Reply(400, {"errors": "?"}), "400"),
     Case(CONTENT, BAD_CONTENT, Reply(400, {"errors": [1, None, {"message": 2}]}), "400"),
     Case(CONTENT, BAD_CONTENT, sendgrid_error(422, "no"), "422", "422 no"),
-    Case(LARGE, "rejected too_large", sendgrid_error(413, "content too large"), "413", "PayloadTooLargeError"),
+    Case("413", "rejected too_large", sendgrid_error(413, "content too large"), "413", "PayloadTooLargeError"),
     Case(REFUSED, "rejected refused", sendgrid_error(406, "Not Acceptable"), "406"),
     Case(REFUSED, "rejected refused", Reply(418), "418", "with an empty body"),
     Case(ACCOUNT, FAULT, key="SG.another", detail="UnauthorizedError The provided authorization grant is invalid"),
@@ -93,7 +87,7 @@ TABLE: Final = [
     Case(ACCOUNT, FAULT, sendgrid_error(404, "not found"), detail="DISPATCHER_SENDGRID_HOST"),
     Case(ACCOUNT, FAULT, sendgrid_error(405, "method not allowed"), detail="DISPATCHER_SENDGRID_HOST"),
     Case(ACCOUNT, FAULT, sendgrid_error(451, "region"), detail="EU"),
-    Case(THROTTLED, "deferred throttled", sendgrid_error(429, "too many requests"), "429", "TooManyRequestsError"),
+    Case("429", "deferred throttled", sendgrid_error(429, "too many requests"), "429", "TooManyRequestsError"),
     Case(SERVER, DOWN, sendgrid_error(500, "internal server error"), "500", "InternalServerError"),
     Case(SERVER, DOWN, Reply(503, b"<html>"), "503", "ServiceUnavailableError"),
     Case(SERVER, DOWN, Reply(500, b"ann@example.com"), "500"),
@@ -190,36 +184,11 @@ async def test_python_sendgrids_own_client_logs_nothing(tmp_path: Path, caplog: 
     assert [secret for secret in TestOutcomes.secrets if secret in caplog.text] == []
 
 
-def document_of(outgoing: OutgoingEmail, *, sandbox: bool = False) -> dict[str, Any]:
+def document_of(outgoing: OutgoingEmail) -> dict[str, Any]:
     """The JSON of the request for this email, after a check against SendGrid's rules."""
-    document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing, sandbox=sandbox)))
+    document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing)))
     sendgrid_schema.check(document)
     return document
-
-
-def test_the_document_equals_that_of_the_vendors_helpers() -> None:
-    outgoing = an_email(
-        to=("Ann <ann@example.com>",), cc=("cy@example.com",), bcc=("di@example.com",), reply_to=("h@example.org",),
-        html="<p>Thank you.</p>", headers={"X-Campaign": "May"}, tags=("orders",),
-        attachments=(OutgoingAttachment("data.csv", "text/csv", b"a;b"),),
-    )  # fmt: skip
-    mail = helpers.Mail(helpers.From("shop@example.org", "Shop"), subject=outgoing.subject)
-    mail.reply_to = helpers.ReplyTo("h@example.org")
-    mail.add_content(helpers.Content("text/plain", outgoing.text))
-    mail.add_content(helpers.Content("text/html", outgoing.html))
-    mail.add_header(helpers.Header("Message-ID", f"<{outgoing.email_id}@example.org>"))
-    mail.add_header(helpers.Header("X-Campaign", "May"))
-    mail.add_category(helpers.Category("orders"))
-    content = base64.b64encode(b"a;b").decode()
-    mail.add_attachment(helpers.Attachment(content, "data.csv", "text/csv", helpers.Disposition("attachment")))
-    people = helpers.Personalization()
-    people.add_to(helpers.To("ann@example.com", "Ann"))
-    people.add_cc(helpers.Cc("cy@example.com"))
-    people.add_bcc(helpers.Bcc("di@example.com"))
-    people.add_custom_arg(helpers.CustomArg("email_id", str(outgoing.email_id)))
-    mail.add_personalization(people)
-
-    assert document_of(outgoing) == orjson.loads(orjson.dumps(mail.get()))
 
 
 def test_the_headers_equal_those_of_the_vendors_client() -> None:
@@ -243,29 +212,17 @@ def test_with_bcc_alone_no_recipient_sees_another() -> None:
 
 ANN, BOB, CY = ({"email": f"{name}@example.com"} for name in ("ann", "bob", "cy"))
 DI = {"email": "di@example.com"}
+CSV = OutgoingAttachment("data.csv", "text/csv", b"a;b")
+CSV_FILE = {"filename": "data.csv", "type": "text/csv", "content": "YTti", "disposition": "attachment"}
+EML = OutgoingAttachment("Müll.eml", "message/rfc822", b"To: x\n\n")
+EML_FILE = {**CSV_FILE, "filename": "Müll.eml", "type": "application/octet-stream", "content": "VG86IHgKCg=="}
+NAMES = ('"Doe, Ann"', '"Müller; Söhne"', '"Ann (work)"', r'"Ann \"A\" Doe"', "Dr. Ann O'Hara", "Кирилл")
 DATA = {"name": "Ann", "items": [{"price": 1.5}], "paid": True, "note": None}
 
 
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
-        (
-            {"html": "<p>Hällo 🎉</p>", "text": "Hällo 🎉\r\n"},
-            {
-                "content": [
-                    {"type": "text/plain", "value": "Hällo 🎉\r\n"},
-                    {"type": "text/html", "value": "<p>Hällo 🎉</p>"},
-                ]
-            },
-        ),
-        (
-            {
-                "to": ("Ann <ann@example.com>", "bob@example.com"),
-                "cc": ("Cy <cy@example.com>",),
-                "bcc": ("di@example.com",),
-            },
-            {"to": [{**ANN, "name": "Ann"}, BOB], "cc": [{**CY, "name": "Cy"}], "bcc": [DI]},
-        ),
         (
             {
                 "to": ("ann@example.com", "ANN@Example.com", "bob@bücher.example"),
@@ -278,24 +235,7 @@ DATA = {"name": "Ann", "items": [{"price": 1.5}], "paid": True, "note": None}
             {"to": (), "cc": ("cy@example.com",), "bcc": ("di@example.com",)},
             {"to": [CY], "bcc": [DI], "cc": None},
         ),
-        *(
-            ({"to": (f"{text} <ann@example.com>",)}, {"to": [{**ANN, "name": text}]})
-            for text in (
-                '"Doe, Ann"',
-                '"Müller; Söhne"',
-                '"Ann (work)"',
-                r'"Ann \"A\" Doe"',
-                "Dr. Ann O'Hara",
-                "Кирилл",
-            )
-        ),
-        (
-            {"sender": '"Shop, Inc." <shop@example.org>', "reply_to": ('"Help, Desk" <h@example.org>',)},
-            {
-                "from": {"email": "shop@example.org", "name": "Shop, Inc."},
-                "reply_to": {"email": "h@example.org", "name": "Help, Desk"},
-            },
-        ),
+        *(({"to": (f"{text} <ann@example.com>",)}, {"to": [{**ANN, "name": text}]}) for text in NAMES),
         (
             {"reply_to": ("Help <h@example.org>", "b@example.org", "H@example.org")},
             {"reply_to_list": [{"email": "h@example.org", "name": "Help"}, {"email": "b@example.org"}]},
@@ -307,11 +247,12 @@ DATA = {"name": "Ann", "items": [{"price": 1.5}], "paid": True, "note": None}
             {"template_id": "d-123", "dynamic_template_data": DATA, "subject": None, "content": None},
         ),
         ({"template_id": "d-123"}, {"dynamic_template_data": None, "mail_settings": None}),
+        ({"attachments": (EML, CSV)}, {"attachments": [EML_FILE, CSV_FILE]}),
     ],
     ids=[
-        *("both bodies", "recipients", "a repeated address", "without to", "comma", "semicolon", "comment", "quotes"),
-        *("apostrophe", "Cyrillic", "names of senders", "several reply_to", "tags", "no accepted tag", "template"),
-        "template without data",
+        *("a repeated address", "without to", "comma", "semicolon", "comment", "quotes", "apostrophe", "Cyrillic"),
+        *("several reply_to", "tags", "no accepted tag", "template"),
+        *("template without data", "files"),
     ],
 )
 def test_each_field_is_written_so_that_sendgrid_reads_it(changes: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -321,44 +262,8 @@ def test_each_field_is_written_so_that_sendgrid_reads_it(changes: dict[str, Any]
     assert {name: people.get(name) or document.get(name) for name in fields} == fields
 
 
-def test_headers_are_ascii_on_one_line_and_keep_their_value() -> None:
-    headers = {
-        "X-Campaign": ("Grüße und Küsse " * 12).strip(),
-        "List-Unsubscribe": "<https://example.org/u?x=1>",
-        "X-Long": "word " * 30 + "end",
-    }
-
-    document = document_of(an_email(headers=headers))
-
-    arrived = {name: _decoded(value) for name, value in document["headers"].items()}
-    arrived.pop("Message-ID")
-    assert arrived == headers
-
-
 def _decoded(value: str) -> str:
     return str(email.header.make_header(email.header.decode_header(value)))
-
-
-def test_attachments_keep_order_name_type_and_octets() -> None:
-    files = (
-        OutgoingAttachment("Rechnung für März.pdf", "application/pdf", bytes(range(256))),
-        OutgoingAttachment("data.csv", "text/csv", b"a;b\r\n"),
-        OutgoingAttachment("forwarded.eml", "message/rfc822", b"Subject: x\n\n"),
-    )
-
-    document = document_of(an_email(attachments=files))
-
-    arrived = [(file["filename"], file["type"], base64.b64decode(file["content"])) for file in document["attachments"]]
-    assert arrived == [
-        ("Rechnung für März.pdf", "application/pdf", bytes(range(256))),
-        ("data.csv", "text/csv", b"a;b\r\n"),
-        ("forwarded.eml", "application/octet-stream", b"Subject: x\n\n"),
-    ]
-    assert {file["disposition"] for file in document["attachments"]} == {"attachment"}
-
-
-def test_sandbox_mode_is_requested() -> None:
-    assert document_of(an_email(), sandbox=True)["mail_settings"] == {"sandbox_mode": {"enable": True}}
 
 
 def test_headers_that_sendgrid_reserves_are_refused_at_enqueue() -> None:
@@ -386,7 +291,10 @@ _ADDRESS = st.builds(
 _MAILBOX = st.one_of(_ADDRESS, st.builds('"{}" <{}>'.format, _WORDS, _ADDRESS))
 
 
-@settings(max_examples=40)
+_LONG_WORDS = st.sampled_from((("Grüße und Küsse " * 12).strip(), "word " * 30 + "end"))
+
+
+@settings(max_examples=20)
 @given(
     sender=_MAILBOX,
     to=st.lists(_MAILBOX, min_size=1, max_size=4),
@@ -395,7 +303,7 @@ _MAILBOX = st.one_of(_ADDRESS, st.builds('"{}" <{}>'.format, _WORDS, _ADDRESS))
     reply_to=st.lists(_MAILBOX, max_size=3),
     subject=_WORDS,
     text=_WORDS,
-    headers=st.dictionaries(st.from_regex(r"X-[A-Za-z0-9-]{1,20}", fullmatch=True), _WORDS, max_size=3),
+    headers=st.dictionaries(st.from_regex(r"X-[A-Za-z0-9-]{1,20}", fullmatch=True), _WORDS | _LONG_WORDS, max_size=3),
     tags=st.lists(_WORDS, max_size=10, unique=True),
     filename=_WORDS,
 )

@@ -15,27 +15,20 @@ import pytest
 from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Provider
 from dispatcher.providers.ses import SesProvider
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.listeners import listening
 from tests.providers.sendgrid_place import sendgrid_place
-from tests.providers.ses_place import aws_environment, ses_place, ses_provider
+from tests.providers.ses_place import Ses, accepted, aws_environment, provider_for, ses_place
 from tests.waiting import until
 
 HOUR = 3600
+NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
 
 
 @dataclass
 class Role:
-    """A server that issues a role's credentials, like a container's agent.
-
-    Attributes:
-        lasts_seconds: How long the issued credentials are valid.
-        status: The HTTP status of the server's responses.
-        answers: Set while the server answers; otherwise clients wait.
-        given: How often the server answered.
-    """
+    """A server that issues a role's credentials, like a container's agent. `answers`: set while it answers."""
 
     lasts_seconds: float = HOUR
     status: int = 200
@@ -56,60 +49,21 @@ class Role:
         writer.write(head + body)
 
 
-@dataclass
-class Ses:
-    """A server in place of SES that records which credentials signed each request.
-
-    Attributes:
-        ended: Requests with these credentials are refused.
-        code: The error code of the refusal.
-    """
-
-    signers: list[str] = field(default_factory=list)
-    ended: set[str] = field(default_factory=set)
-    code: str = "ExpiredToken"
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer any number of requests."""
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            headers = dict(line.split(": ", 1) for line in head.rstrip().split("\r\n")[1:])
-            await reader.readexactly(int(headers["Content-Length"]))
-            signer = headers["Authorization"].partition("Credential=")[2].partition("/")[0]
-            if signer.startswith("ROLE"):
-                assert headers["X-Amz-Security-Token"] == signer.replace("ROLE", "token-")
-            self.signers.append(signer)
-            if signer in self.ended:
-                head = f"HTTP/1.1 403 Forbidden\r\nx-amzn-ErrorType: {self.code}\r\nContent-Length: 2\r\n\r\n{{}}"
-                writer.write(head.encode())
-            else:
-                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"MessageId":"01"}')
-
-
 @asynccontextmanager
 async def signed_by(role: Role) -> AsyncIterator[tuple[SesProvider, Ses]]:
     """Create the adapter, which gets its credentials from the role's server, and a server in place of SES."""
     ses = Ses()
-    async with listening(role.serve) as role_port, listening(ses.serve) as port:
-        environment = {
-            "AWS_ACCESS_KEY_ID": "",
-            "AWS_SECRET_ACCESS_KEY": "",
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{role_port}/",
-        }
-        async with ses_provider(f"http://127.0.0.1:{port}", environment=environment) as provider:
+    async with listening(role.serve) as port:
+        environment = {**NO_KEYS, "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{port}/"}
+        async with provider_for(ses, environment) as provider:
             yield provider, ses
 
 
-def open_role(**changes: float) -> Role:
+def open_role(*, lasts_seconds: float = HOUR, status: int = 200) -> Role:
     """A role's server that answers immediately."""
-    role = Role(**changes)  # type: ignore[arg-type]
+    role = Role(lasts_seconds, status)
     role.answers.set()
     return role
-
-
-async def accepted(provider: Provider) -> None:
-    """Send one email and assert that it is accepted."""
-    assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
 async def test_credentials_are_fetched_once_sign_every_request_and_are_in_no_text() -> None:
@@ -187,7 +141,7 @@ async def test_emails_wait_for_the_renewal_of_expiring_credentials() -> None:
 async def test_without_credentials_nothing_is_sent_until_they_arrive(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         with (
-            aws_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY=""),
+            aws_environment(**NO_KEYS),
             pytest.raises(ProviderFault, match=r"NoCredentialsError.*AWS_ACCESS_KEY_ID"),
         ):
             await send(place.provider, an_email())
@@ -234,15 +188,7 @@ async def test_keys_that_were_replaced_in_the_file_are_read_again(tmp_path: Path
     file, ses = tmp_path / "credentials", Ses(ended={"OLD"})
     profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = secret\n"
     file.write_text(profile.format("OLD"))
-    environment = {
-        "AWS_ACCESS_KEY_ID": "",
-        "AWS_SECRET_ACCESS_KEY": "",
-        "AWS_SHARED_CREDENTIALS_FILE": str(file),
-    }
-    async with (
-        listening(ses.serve) as port,
-        ses_provider(f"http://127.0.0.1:{port}", environment=environment) as provider,
-    ):
+    async with provider_for(ses, {**NO_KEYS, "AWS_SHARED_CREDENTIALS_FILE": str(file)}) as provider:
         with pytest.raises(ProviderFault):
             await send(provider, an_email())
         assert ses.signers == ["OLD"]  # the file has no other keys, so the request is not repeated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -21,20 +20,12 @@ from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses.signing import Signer
 from dispatcher.transport.body import Base64Content, Body, sha256_of
 from tests.providers.emails import an_email, send
-from tests.providers.listeners import listening
-from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, ses_provider
+from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, Ses, provider_for
 
 SUITE: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "sigv4_vectors.json").read_text())
 URL: Final = "https://email.eu-west-1.amazonaws.com/v2/email/outbound-emails"
 FILE: Final = OutgoingAttachment("a.pdf", "application/pdf", bytes(300_000))
 HEADERS: Final = {"Content-Type": "application/json", "Host": "email.eu-west-1.amazonaws.com", "User-Agent": "x"}
-
-
-@dataclass
-class Clock:
-    """A clock that changes only when a test sets it."""
-
-    text: str = ""
 
 
 def instant_of(text: str) -> float:
@@ -61,13 +52,13 @@ def test_botocores_signer_gives_the_same_signatures_on_every_day(
 ) -> None:
     """The derived key is cached only for the same day and the same credentials."""
     body = b'{"Content":{}}'
-    now = Clock()
-    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: datetime.fromisoformat(now.text))
+    now = [""]
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: datetime.fromisoformat(now[0]))
     for key in ("one", "two"):
         credentials = ReadOnlyCredentials("AKIDEXAMPLE", key, token, None)
-        signer = Signer(credentials, "ses", REGION, HEADERS, lambda: instant_of(now.text))
+        signer = Signer(credentials, "ses", REGION, HEADERS, lambda: instant_of(now[0]))
         for instant in ("2026-11-22T23:59:59", "2026-11-23T00:00:00", "2026-11-23T00:00:01", "2026-11-22T23:59:59"):
-            now.text = instant
+            now[0] = instant
             theirs = AWSRequest("POST", URL, HEADERS, body)
             SigV4Auth(credentials, "ses", REGION).add_auth(theirs)
 
@@ -100,29 +91,21 @@ async def test_a_large_bodys_digest_does_not_block_the_loop() -> None:
     assert turns > 10
 
 
-@pytest.mark.parametrize("changes", [{}, {"attachments": (FILE,)}], ids=["small", "large"])
-@pytest.mark.parametrize("token", [None, "a/session+token=="])
+@pytest.mark.parametrize(
+    ("changes", "token"),
+    [({}, "a/session+token=="), ({"attachments": (FILE,)}, None)],
+    ids=["small, with a token", "large, without a token"],
+)
 async def test_requests_arrive_with_botocores_signature(
     changes: dict[str, Any], token: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[dict[str, str], bytes]] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        lines = head.rstrip().split("\r\n")[1:]
-        headers = dict(line.split(": ", 1) for line in lines)
-        seen.append((headers, await reader.readexactly(int(headers["Content-Length"]))))
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"MessageId":"01"}')
-
-    variables = {"AWS_SESSION_TOKEN": token} if token else {}
-    async with listening(serve) as port:
-        url = f"http://127.0.0.1:{port}"
-        async with ses_provider(url, environment=variables) as provider:
-            sending = await send(provider, an_email(**changes))
+    ses = Ses()
+    async with provider_for(ses, {"AWS_SESSION_TOKEN": token} if token else None) as provider:
+        sending = await send(provider, an_email(**changes))
 
     assert isinstance(sending.outcome, Accepted)
-    ((headers, body),) = seen
-    theirs = AWSRequest("POST", f"{url}/v2/email/outbound-emails", data=body)
+    ((headers, body),) = ses.requests
+    theirs = AWSRequest("POST", f"http://{headers['Host']}/v2/email/outbound-emails", data=body)
     for name in ("Content-Type", "Host"):
         theirs.headers[name] = headers[name]
     signed_at = datetime.strptime(headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)

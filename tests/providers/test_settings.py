@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from sendgrid.base_interface import region_host_dict
 
 from dispatcher.cli.checks import CheckState, check_event_sources, check_providers
-from dispatcher.config import BUILT_IN, every_setting, examine, load
-from dispatcher.config.plugins import provider_class
+from dispatcher.config import every_setting, examine, load
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.registry import check_provider, max_connections, open_provider
-from dispatcher.providers.resend import ResendSettings
 from dispatcher.providers.sendgrid import SendGridSettings
 from dispatcher.providers.ses import SesSettings
-from dispatcher.providers.smtp import SmtpSettings
-from dispatcher.providers.twilio import TwilioSettings
 from tests.providers.ses_place import REGION, aws_environment
 from tests.providers.twilio_place import ACCOUNT, TOKEN
 
@@ -36,16 +32,9 @@ def named(variables: dict[str, str]) -> dict[str, str]:
     return {name if name.startswith(own) else f"DISPATCHER_{name}": value for name, value in variables.items()}
 
 
-def test_each_module_is_a_provider_with_the_modules_name() -> None:
-    assert tuple(provider_class(name).name for name in BUILT_IN) == BUILT_IN
-
-
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"PROVIDERS": "smtp"}, "DISPATCHER_SMTP_URL is not set"),
-        ({"PROVIDERS": "capture"}, "DISPATCHER_CAPTURE_DIR is not set"),
-        ({"PROVIDERS": "pigeon"}, f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}"),
         ({"PROVIDERS": "sendgrid"}, "SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS lists sendgrid: set it"),
         ({"PROVIDERS": "resend"}, "RESEND_API_KEY is not set, but DISPATCHER_PROVIDERS lists resend: set it to a key."),
         ({**TWILIO, "TWILIO_ACCOUNT_SID": ""}, "lists twilio: set it to the account's SID."),
@@ -107,43 +96,6 @@ def test_an_adapter_does_not_open_without_its_settings(name: str, words: str) ->
         open_provider(name, load({}))
 
 
-@pytest.mark.parametrize(
-    ("environ", "variable", "field"),
-    [
-        ({"PROVIDERS": "sendgrid"}, "SENDGRID_API_KEY", (SendGridSettings, "api_key")),
-        ({"PROVIDERS": "resend"}, "RESEND_API_KEY", (ResendSettings, "api_key")),
-        (TWILIO, "DISPATCHER_TWILIO_AUTH_TOKEN", (TwilioSettings, "auth_token")),
-        ({"SMTP_BOUNCE_ADDRESS": "b@example.net"}, "DISPATCHER_SMTP_BOUNCE_KEYS", (SmtpSettings, "bounce_keys")),
-    ],
-    ids=["sendgrid", "resend", "twilio", "bounces"],
-)
-def test_a_secret_can_be_read_from_a_file_and_is_never_shown(
-    environ: dict[str, str], variable: str, field: tuple[type[Any], str], tmp_path: Path
-) -> None:
-    (tmp_path / "secret").write_text(f"{SECRET}\n")
-    given = {name: value for name, value in named(environ).items() if name != variable}
-
-    for settings in (load({**given, f"{variable}_FILE": str(tmp_path / "secret")}), load({**given, variable: SECRET})):
-        assert getattr(settings.of(field[0]), field[1]) in (SECRET, (SECRET.encode(),))
-        assert SECRET not in repr(settings)
-        assert SECRET not in repr(settings.of(field[0]))
-
-
-def test_all_keys_of_bounces_are_read() -> None:
-    bounces = load(named({**BOUNCES, "SMTP_BOUNCE_KEYS": f"{SECRET}, {SECRET}2"})).of(SmtpSettings)
-
-    assert bounces.bounce_keys == (SECRET.encode(), f"{SECRET}2".encode())
-
-
-def test_a_callback_url_may_have_a_password_which_is_never_shown() -> None:
-    url = "https://twilio:pa55word@mail.example.org/v1/events/twilio"
-
-    settings = load(named({**TWILIO, "TWILIO_CALLBACK_URL": url}))
-
-    assert settings.of(TwilioSettings).callback_url == url
-    assert "pa55word" not in repr(settings)
-
-
 @pytest.mark.parametrize("host", ["http://127.0.0.1:8080", "http://localhost:1/", "https://api.eu.sendgrid.com/"])
 def test_a_valid_host_is_accepted(host: str) -> None:
     assert load({"DISPATCHER_SENDGRID_HOST": host}).of(SendGridSettings).host == host.rstrip("/")
@@ -153,11 +105,6 @@ def test_the_default_host_and_its_help_name_python_sendgrids_regions() -> None:
     assert load({}).of(SendGridSettings).host == region_host_dict["global"]
     about = next(each.about for each in every_setting() if each.variable == "DISPATCHER_SENDGRID_HOST")
     assert all(host in about for host in region_host_dict.values())
-
-
-@pytest.mark.parametrize(("text", "is_on"), [("on", True), ("TRUE", True), ("1", True), ("off", False), ("no", False)])
-def test_sandbox_mode_is_a_switch(text: str, is_on: bool) -> None:
-    assert load({"DISPATCHER_SENDGRID_SANDBOX": text}).of(SendGridSettings).sandbox is is_on
 
 
 def test_every_setting_of_ses_takes_effect() -> None:
@@ -229,8 +176,8 @@ async def test_an_adapter_opens_without_connections_and_threads_and_refuses_a_fi
     assert _threads() <= threads
 
 
-def _threads() -> set[str]:
-    return {path.name for path in Path("/proc/self/task").iterdir()}
+def _threads() -> set[Path]:
+    return set(Path("/proc/self/task").iterdir())
 
 
 async def test_checking_a_provider_returns_a_report_or_raises_a_fault(tmp_path: Path) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
-from dispatcher.domain.outcome import Accepted, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ProviderFault
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, outcome_text, send
 from tests.providers.places import smtp_place
@@ -27,11 +26,8 @@ class Case:
     """One way to cause the situation of a row of the table in docs/providers.md.
 
     Attributes:
-        script: What the server does.
         arrived: How often the email is in the server's ledger.
         left: Whether the adapter calls `mark_on_wire`.
-        code: The outcome's code.
-        seconds: The attempt's deadline.
     """
 
     script: dict[Step, str] = field(default_factory=dict)
@@ -235,36 +231,22 @@ async def test_each_situation_has_the_outcome_of_its_row_and_does_not_affect_the
         await until(lambda: place.times() == +Counter(arrived))
 
 
-async def test_emails_accepted_without_a_reply_are_sent_once_each(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.ANSWER: SmtpFault.CLOSE})) as place:
-        sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(100)))
-        ledger = place.sink.ledger()
-
-    assert {type(sending.outcome) for sending in sendings} == {Uncertain}
-    assert (len(ledger.entries), ledger.delivered, dict(ledger.duplicates)) == (100, 100, {})
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"to": ("юзер@example.com",)}, Reason.REJECTED_RECIPIENT),
-        ({"sender": "магазин@example.org"}, Reason.REJECTED_SENDER),
-        ({"sender": "магазин@example.org", "to": ("юзер@example.com",)}, Reason.REJECTED_SENDER),
+        ({"to": ("юзер@example.com",)}, "rejected_recipient"),
+        ({"sender": "магазин@example.org"}, "rejected_sender"),
+        ({"sender": "магазин@example.org", "to": ("юзер@example.com",)}, "rejected_sender"),
     ],
 )
-async def test_unicode_local_parts_need_smtputf8(
-    changes: dict[str, tuple[str, ...] | str], reason: Reason, tmp_path: Path
-) -> None:
+async def test_unicode_local_parts_need_smtputf8(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
     async with smtp_place(tmp_path) as place:
-        accepted = await send(place.provider, an_email(**changes))
-        parameters = place.sink.received[0].parameters
+        assert isinstance((await send(place.provider, an_email(**changes))).outcome, Accepted)
+        assert place.sink.received[0].parameters.endswith("BODY=8BITMIME SMTPUTF8")
     async with smtp_place(tmp_path, SmtpBehaviour(extensions=("8BITMIME",))) as place:
         rejected = await send(place.provider, an_email(**changes))
 
-    assert isinstance(accepted.outcome, Accepted)
-    assert parameters.endswith("BODY=8BITMIME SMTPUTF8")
-    assert isinstance(rejected.outcome, Rejected)
-    assert rejected.outcome.reason is reason
+    assert outcome_text(rejected.outcome) == f"rejected {reason}"
 
 
 def test_the_table_in_the_docs_has_the_same_rows() -> None:

@@ -25,10 +25,8 @@ def refused(code: int, words: str = "no", status: int = 400) -> Reply:
     return twilio_error(status, code, words)
 
 
-ACCEPTED: Final = "201 with a SID"
 NEITHER: Final = "201 without one, another 2xx, or a redirect (not followed)"
 RECIPIENT: Final = "21211, 21214, 21217, 21265, 21408, 21421, 21604, 21608, 21612, 21614: the number"
-OPTED_OUT: Final = "21610: the recipient has answered STOP"
 SENDER: Final = "21212, 21603, 21606, 21607, 21659, 21660, 21661, 21703: the sender"
 CONTENT: Final = "21602, 21618, 21619, 30007, 30038: the text"
 LARGE: Final = "413, 21605, 21617: the length"
@@ -39,7 +37,7 @@ SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from Twilio"
 
 TABLE: Final = [
-    Case(ACCEPTED, "accepted", accepted=1),
+    Case("201 with a SID", "accepted", accepted=1),
     Case(NEITHER, "uncertain", Fault.EMPTY, "200", "200 with an empty body", accepted=1),
     Case(NEITHER, "uncertain", Fault.HTML, "200", "octets of text/html", accepted=1),
     Case(NEITHER, "uncertain", Fault.REDIRECT, "307", accepted=1),
@@ -47,8 +45,8 @@ TABLE: Final = [
     *(Case(RECIPIENT, "rejected rejected_recipient", refused(code, f"The number {NUMBER} is bad."), f"400 {code}",
            "The number +<private> is bad.")
       for code in (21211, 21214, 21217, 21265, 21408, 21421, 21604, 21608, 21612, 21614)),
-    Case(OPTED_OUT, "rejected opted_out", refused(21610, "unsubscribed recipient"), "400 21610",
-         "unsubscribed recipient"),
+    Case("21610: the recipient has answered STOP", "rejected opted_out", refused(21610, "unsubscribed recipient"),
+         "400 21610", "unsubscribed recipient"),
     *(Case(SENDER, "rejected rejected_sender", refused(code), f"400 {code}")
       for code in (21212, 21603, 21606, 21607, 21659, 21660, 21661, 21703)),
     *(Case(CONTENT, "rejected invalid_content", refused(code), f"400 {code}")

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from dispatcher.dev.http_behaviour import Behaviour
-from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.dev.http_double import running_double
 from dispatcher.providers.twilio import TwilioProvider, TwilioSettings
+from tests.providers.listeners import closing
+from tests.providers.places import HttpPlace
 
 ACCOUNT = f"AC{'0' * 32}"
 TOKEN = "the_token_that_nobody_may_see_012345"
 CALLBACK = "https://mail.example.org/v1/events/twilio"
 
 
-@dataclass(frozen=True, slots=True)
-class TwilioPlace:
+class TwilioPlace(HttpPlace[TwilioProvider]):
     """The twilio adapter and the HTTP double."""
 
-    provider: TwilioProvider
-    double: HttpDouble
-
     def texts(self) -> list[str]:
-        """The texts that arrived, in order."""
         return [document["Body"] for document in self.double.received]
-
-    def times(self) -> Counter[str]:
-        """How often each SMS arrived, by its id."""
-        return Counter(self.double.ledger().times)
 
 
 @asynccontextmanager
@@ -48,8 +39,5 @@ async def twilio_place(
         own = TwilioSettings(
             account_sid=ACCOUNT, auth_token=TOKEN, sender=sender, callback_url=CALLBACK, url=double.url
         )
-        provider = TwilioProvider(own, connections=64, ca_file=ca_file)
-        try:
+        async with closing(TwilioProvider(own, connections=64, ca_file=ca_file)) as provider:
             yield TwilioPlace(provider, double)
-        finally:
-            await provider.close()

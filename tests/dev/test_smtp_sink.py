@@ -1,0 +1,159 @@
+"""The SMTP sink records emails and events of the wire correctly, because other tests rely on its records."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from uuid import UUID
+
+import orjson
+import pytest
+
+from dispatcher.config.values import SmtpServer
+from dispatcher.dev.acceptance_ledger import LedgerEntry, LedgerWriter, read_ledger
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
+from dispatcher.dev.smtp_sink import SmtpSink
+from dispatcher.dev.wire import Exchange, Fragment, Wire
+from dispatcher.domain.outcome import Accepted
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
+from tests.providers.emails import an_email, send
+from tests.providers.listeners import closing
+from tests.providers.places import sink_process, smtp_place
+from tests.waiting import until
+
+ID = UUID(int=7)
+ENVELOPE = b"EHLO us\r\nMAIL FROM:<a@example.com>\r\nRCPT TO:<%s@example.org>\r\nDATA\r\n"
+BODY = f"Message-ID: <{ID}@example.com>\r\n\r\nHello\r\n".encode()
+BARE = b"EHLO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\nSubject: x\r\n\r\nbare\nline\r\n.\r\nQUIT\r\n"
+
+
+@pytest.mark.parametrize(
+    ("entries", "times", "duplicates"),
+    [
+        ([], {}, {}),
+        ([(each, ()) for each in "abaca"], {"a": 3, "b": 1, "c": 1}, {"a": 3}),
+        # An email in several transactions is a duplicate only if a recipient repeats.
+        ([("a", "xy"), ("a", "z"), ("b", "xy"), ("b", "y")], {"a": 1, "b": 2}, {"b": 2}),
+    ],
+    ids=["missing", "repeated", "several transactions"],
+)
+def test_a_ledger_counts_emails_and_duplicates(
+    entries: list[tuple[str, str]], times: dict[str, int], duplicates: dict[str, int], tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    if entries:
+        writer = LedgerWriter(path)
+        for email_id, addresses in entries:
+            writer.append(LedgerEntry(email_id, len(addresses), 100, 0.0, tuple(addresses)))
+        writer.close()
+        with path.open("ab") as file:
+            file.write(b'{"email_id": "incomplete", "recip')
+
+    ledger = read_ledger(path)
+
+    assert (dict(ledger.times), set(ledger.ids), ledger.delivered) == (times, set(times), len(times))
+    assert (ledger.duplicates, len(ledger.entries)) == (duplicates, len(entries))
+
+
+async def test_a_sink_process_keeps_ledger_and_emails_limits_recipients_and_answers_by_a_script(tmp_path: Path) -> None:
+    email = an_email(bcc=("bob@example.com",))
+    options = ("--recipients-per-transaction", "2", "--reply", "rset=451 4.3.0 not today")
+    async with sink_process(tmp_path, *options) as port:
+        async with closing(SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))) as provider:
+            sending = await send(provider, email)
+        to = b"".join(b"RCPT TO:<%d@e.f>\r\n" % number for number in range(3))
+        data = b"DATA\r\nMessage-ID: <id@b.c>\r\n\r\n.\r\n"
+        said = await talk(port, b"EHLO x\r\nMAIL FROM:<a@b.c>\r\n" + to + data + b"RSET\r\nQUIT\r\n")
+
+    assert isinstance(sending.outcome, Accepted)
+    assert (said.count(b"452 4.5.3"), said.count(b"451 4.3.0 not today")) == (1, 1)
+    first, second = read_ledger(tmp_path / "ledger.jsonl").entries
+    assert (first.email_id, first.recipients) == (str(email.email_id), 2)
+    assert (second.email_id, [*second.addresses]) == ("id", ["0@e.f", "1@e.f"])
+    mails = {path.name: len(path.read_bytes()) for path in (tmp_path / "mail").iterdir()}
+    assert mails == {f"{email.email_id}.1.eml": first.octets, "id.2.eml": second.octets}
+
+
+async def talk(port: int, commands: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(commands)
+    said = await reader.read()
+    writer.close()
+    return said
+
+
+async def test_bare_line_ends_are_refused_and_some_recipients_come_late(tmp_path: Path) -> None:
+    """If the sink accepted bare line ends, the adapter's tests could not detect that the adapter sends them."""
+    greylisted = an_email(to=("greylisted@example.com",))
+    async with smtp_place(tmp_path) as place:
+        assert b"550 5.6.0 bare CR or LF" in await talk(place.sink.port, BARE)
+        assert place.sink.ledger().delivered == 0
+        assert getattr((await send(place.provider, greylisted)).outcome, "code", None) == "451 4.7.1"
+        for email in (greylisted, an_email(to=("slow@example.com",))):
+            assert isinstance((await send(place.provider, email)).outcome, Accepted)
+
+
+async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour: SmtpBehaviour | None = None) -> Wire:
+    """The double's wire record of one connection.
+
+    Args:
+        dialogue: Pairs: the octets to send, and the octets to wait for. Empty octets mean: wait until the connection
+            ends. None means: do not wait.
+    """
+    sink = SmtpSink(folder, behaviour, writes_eml=False, records_wire=True)
+    await sink.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", sink.port)
+    async with asyncio.timeout(20):
+        for words, awaited in dialogue:
+            writer.write(words)
+            if awaited is not None:
+                await (reader.readuntil(awaited) if awaited else reader.read())
+        writer.close()
+    await until(lambda: not sink.sessions)
+    await sink.close()
+    return Wire.of([orjson.loads(line) for line in sink.wire_path.read_bytes().splitlines()])
+
+
+def bare(exchange: Exchange) -> tuple[UUID, bool, bool]:
+    return exchange.email_id, exchange.answered_at is not None, exchange.was_read
+
+
+async def test_an_accepted_email_is_recorded_as_read_and_answered(tmp_path: Path) -> None:
+    wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b"queued as"))
+
+    assert [bare(each) for each in wire.exchanges] == [(ID, True, True)]
+    assert not wire.fragments
+    assert not wire.closed_at
+
+
+async def test_an_email_whose_connection_the_server_closed_is_recorded_as_read_and_not_answered(tmp_path: Path) -> None:
+    behaviour = SmtpBehaviour({Step.ANSWER: SmtpFault.CLOSE})
+
+    wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b""), behaviour=behaviour)
+
+    assert [bare(each) for each in wire.exchanges] == [(ID, False, True)]
+    assert len(wire.closed_at) == 1
+
+
+async def test_content_without_its_final_dot_is_a_fragment(tmp_path: Path) -> None:
+    wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY, None))
+
+    assert not wire.exchanges
+    assert [type(each) for each in wire.fragments] == [Fragment]
+
+
+async def test_a_refused_recipient_is_not_in_the_wire_record(tmp_path: Path) -> None:
+    for name, reply in {b"busy-1": b"450 4.2.1", b"limited-1": b"450 4.7.1", b"full-1": b"452 4.2.2"}.items():
+        wire = await wire_of(tmp_path / name.decode(), (ENVELOPE % name, reply))
+
+        assert (wire.exchanges, wire.fragments, wire.closed_at) == ([], [], [])
+
+
+def test_a_change_applies_the_given_number_of_times_and_resets_the_script() -> None:
+    behaviour = SmtpBehaviour({Step.MAIL: SmtpFault.CLOSE}, latency_seconds=3.0)
+
+    behaviour.change({"script": {"end": "451 4.3.0 later"}, "times": 2, "latency_ms": 30})
+
+    assert [behaviour.scripted(Step.END) for _ in range(3)] == ["451 4.3.0 later"] * 2 + [None]
+    assert behaviour.scripted(Step.MAIL) is None
+    assert behaviour.latency_seconds == 0.03
