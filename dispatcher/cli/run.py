@@ -28,8 +28,9 @@ _ONLY_AT_START: Final = (
 """Settings that a reload does not change: the parent uses them itself, or all its processes need the same value."""
 
 
-class StopRequested(BaseException):
-    """SIGTERM arrived before a process was started. A BaseException, so that no `except Exception` catches it."""
+class StopRequested(KeyboardInterrupt):
+    """SIGTERM arrived before a process was started. Of the exceptions that a callback raises, asyncio passes on only
+    KeyboardInterrupt and SystemExit."""
 
 
 @click.command("run")
