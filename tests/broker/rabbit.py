@@ -114,7 +114,7 @@ class Rabbit:
 
 
 @dataclass
-class Stage:
+class BrokerStage:
     """The queues of a test. The stack ends what the test starts."""
 
     amqp_url: str

@@ -25,7 +25,7 @@ from dispatcher.domain.retry import Backoff
 from dispatcher.errors import ConfigurationError
 from tests.broker.declarer import Declarer
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Rabbit, Stage
+from tests.broker.rabbit import BrokerStage, Rabbit
 from tests.waiting import until, until_answer
 
 
@@ -68,14 +68,12 @@ class Worker:
         self.deliveries.clear()
 
 
-class Bench(Stage):
+class Stage(BrokerStage):
     """Workers that consume the normal queue, and stop after the test."""
 
-    async def publish(self, *bodies: str | bytes, lane: str = "normal") -> None:
+    async def publish(self, *bodies: str, lane: str = "normal") -> None:
         for body in bodies:
-            await self.rabbit.publish(
-                self.topology.send_queues[lane], body if isinstance(body, bytes) else body.encode()
-            )
+            await self.rabbit.publish(self.topology.send_queues[lane], body.encode())
 
     def start(self, url: str | None = None, *, all_lanes: bool = False, **options: Any) -> Worker:
         """Start a worker. It connects while the test goes on."""
@@ -96,13 +94,13 @@ class Bench(Stage):
 
 
 @asynccontextmanager
-async def staged(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Bench]:
+async def staged(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
-        yield Bench(amqp_url, topology, rabbit, stack)
+        yield Stage(amqp_url, topology, rabbit, stack)
 
 
 @pytest.fixture
-async def stage(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Bench]:
+async def stage(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
     async with staged(amqp_url, topology, rabbit) as made:
         yield made
 
@@ -118,7 +116,7 @@ def kept_topology(declarer: Declarer) -> Iterator[Topology]:
 
 
 @pytest.fixture
-async def kept_stage(amqp_url: str, kept_topology: Topology, rabbit: Rabbit) -> AsyncIterator[Bench]:
+async def kept_stage(amqp_url: str, kept_topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
     async with staged(amqp_url, kept_topology, rabbit) as made:
         yield made
 
@@ -159,7 +157,7 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
     ],
 )
 async def test_exactly_the_unsettled_and_requeued_messages_are_redelivered_and_the_rejected_move_to_the_dlq(
-    kept_stage: Bench, acts: str, left: str, dead: str
+    kept_stage: Stage, acts: str, left: str, dead: str
 ) -> None:
     await kept_stage.publish(*"abcdefgh")
     worker = kept_stage.start()
@@ -187,7 +185,7 @@ async def test_exactly_the_unsettled_and_requeued_messages_are_redelivered_and_t
     assert (worker.losses, len(worker.deliveries)) == (0, 9 if is_requeued else 8)
 
 
-async def test_prefetch_limits_the_unacked_deliveries(stage: Bench) -> None:
+async def test_prefetch_limits_the_unacked_deliveries(stage: Stage) -> None:
     await stage.publish(*"abcdef")
     worker = stage.start(prefetch=2)
 
@@ -195,7 +193,7 @@ async def test_prefetch_limits_the_unacked_deliveries(stage: Bench) -> None:
         worker.ack((await worker.got(number))[-2:])
 
 
-async def test_after_a_forced_close_old_deliveries_and_their_parts_are_void(stage: Bench, proxy: Proxy) -> None:
+async def test_after_a_forced_close_old_deliveries_and_their_parts_are_void(stage: Stage, proxy: Proxy) -> None:
     await stage.publish("a", "b", "c")
     worker = stage.start(proxy.url)
     old = await worker.got(3)
@@ -233,7 +231,7 @@ async def test_the_consumer_waits_for_a_missing_queue(amqp_url: str, undeclared:
         assert worker.losses == 0
 
 
-async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(stage: Bench, proxy: Proxy) -> None:
+async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(stage: Stage, proxy: Proxy) -> None:
     await stage.publish("before")
     worker = stage.start(proxy.url)
     worker.ack(await worker.got(1))  # RabbitMQ may keep a queue whose consumer starts during the deletion
@@ -252,7 +250,7 @@ async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(stage: Benc
 
 
 async def test_a_queue_that_is_deleted_between_the_look_and_the_consume_is_consumed_later(
-    stage: Bench, proxy: Proxy
+    stage: Stage, proxy: Proxy
 ) -> None:
     name = stage.queue.encode()
     consume = b"\x00\x3c\x00\x14\x00\x00" + bytes([len(name)]) + name
@@ -267,7 +265,7 @@ async def test_a_queue_that_is_deleted_between_the_look_and_the_consume_is_consu
 
 
 async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_repeated_outages(
-    stage: Bench, proxy: Proxy
+    stage: Stage, proxy: Proxy
 ) -> None:
     worker = stage.start(proxy.url)
     timed_out = spec.Channel.Close(406, "PRECONDITION_FAILED - delivery acknowledgement timed out", 0, 0)
@@ -287,7 +285,7 @@ async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_repeated_o
         (delivery,) = await worker.got(1)
 
 
-async def test_cancel_stops_deliveries_and_still_allows_acks_also_after_a_pause(kept_stage: Bench) -> None:
+async def test_cancel_stops_deliveries_and_still_allows_acks_also_after_a_pause(kept_stage: Stage) -> None:
     await kept_stage.publish(*"abcdef")
     worker = kept_stage.start(prefetch=4)
     at_hand = await worker.got(4)
@@ -306,7 +304,7 @@ async def test_cancel_stops_deliveries_and_still_allows_acks_also_after_a_pause(
     assert worker.losses == 0
 
 
-async def test_cancel_during_a_flood_loses_no_message(stage: Bench) -> None:
+async def test_cancel_during_a_flood_loses_no_message(stage: Stage) -> None:
     names = [f"{number:04}" for number in range(300)]
     await stage.publish(*names)
     worker = stage.start(prefetch=300)
@@ -326,7 +324,7 @@ async def test_cancel_during_a_flood_loses_no_message(stage: Bench) -> None:
     assert bodies(worker.deliveries) == seen
 
 
-async def test_a_loss_after_cancel_calls_on_lost_and_ends_the_run(stage: Bench, proxy: Proxy) -> None:
+async def test_a_loss_after_cancel_calls_on_lost_and_ends_the_run(stage: Stage, proxy: Proxy) -> None:
     await stage.publish("a")
     worker = stage.start(proxy.url)
     (delivery,) = await worker.got(1)
@@ -350,7 +348,7 @@ async def test_cancel_and_close_before_the_first_delivery_end_the_run(closed_por
         await asyncio.wait_for(worker.task, 10)
 
 
-async def test_cancelling_the_task_returns_the_messages(stage: Bench) -> None:
+async def test_cancelling_the_task_returns_the_messages(stage: Stage) -> None:
     await stage.publish("a")
     worker = Worker(stage.amqp_url, {"normal": stage.queue})
     (delivery,) = await worker.got(1)
@@ -368,7 +366,7 @@ def test_an_invalid_url_is_refused_at_once() -> None:
         Consumer("amqp://u:p@h:port/", {"normal": "q"}, prefetch=1, name="test")
 
 
-async def test_a_refused_login_calls_on_refused_and_other_tries_call_on_tried(stage: Bench, closed_port: int) -> None:
+async def test_a_refused_login_calls_on_refused_and_other_tries_call_on_tried(stage: Stage, closed_port: int) -> None:
     parts = urlsplit(stage.amqp_url)
     refused = stage.start(urlunsplit(parts._replace(netloc=f"nobody:word@{parts.hostname}:{parts.port}")))
     unreached = stage.start(f"amqp://u:p@127.0.0.1:{closed_port}/")
@@ -380,7 +378,7 @@ async def test_a_refused_login_calls_on_refused_and_other_tries_call_on_tried(st
 
 
 # Pauses.
-async def test_pause_returns_deliveries_to_other_consumers(stage: Bench, proxy: Proxy) -> None:
+async def test_pause_returns_deliveries_to_other_consumers(stage: Stage, proxy: Proxy) -> None:
     worker = stage.start(proxy.url)
     await stage.publish("a", "b", "c")
     worker.ack((await worker.got(3))[:1])
@@ -393,7 +391,7 @@ async def test_pause_returns_deliveries_to_other_consumers(stage: Bench, proxy: 
     assert (worker.losses, worker.consumer.outstanding, worker.deliveries) == (1, 0, [])
 
 
-async def test_resume_consumes_again_deliveries_from_before_are_void_and_a_second_pause_stops_it(stage: Bench) -> None:
+async def test_resume_consumes_again_deliveries_from_before_are_void_and_a_second_pause_stops_it(stage: Stage) -> None:
     worker = stage.start()
     await stage.publish("a", "b")
     for losses in (1, 2, 3):
@@ -415,7 +413,7 @@ async def test_resume_consumes_again_deliveries_from_before_are_void_and_a_secon
     await stage.has_after(worker)
 
 
-async def test_resume_right_after_pause_consumes_again_and_is_not_a_loss(stage: Bench) -> None:
+async def test_resume_right_after_pause_consumes_again_and_is_not_a_loss(stage: Stage) -> None:
     await stage.publish("a")
     with capture_logs() as logs:
         worker = stage.start()
@@ -429,7 +427,7 @@ async def test_resume_right_after_pause_consumes_again_and_is_not_a_loss(stage: 
     assert "connection_lost" not in str(logs)
 
 
-async def test_a_pause_during_the_connect_takes_effect(stage: Bench, proxy: Proxy) -> None:
+async def test_a_pause_during_the_connect_takes_effect(stage: Stage, proxy: Proxy) -> None:
     proxy.freeze()
     worker = stage.start(proxy.url)
     await stage.publish("a")
@@ -446,7 +444,7 @@ async def test_a_pause_during_the_connect_takes_effect(stage: Bench, proxy: Prox
     await worker.got(1)
 
 
-async def test_a_pause_at_any_moment_of_the_start_takes_effect(stage: Bench, proxy: Proxy) -> None:
+async def test_a_pause_at_any_moment_of_the_start_takes_effect(stage: Stage, proxy: Proxy) -> None:
     for turns in range(0, 60, 5):
         worker = stage.start(proxy.url)
         for _ in range(turns):
@@ -459,7 +457,7 @@ async def test_a_pause_at_any_moment_of_the_start_takes_effect(stage: Bench, pro
         await stage.has("a")
 
 
-async def test_a_pause_during_an_outage_takes_effect_and_ends(stage: Bench, proxy: Proxy) -> None:
+async def test_a_pause_during_an_outage_takes_effect_and_ends(stage: Stage, proxy: Proxy) -> None:
     worker = stage.start(proxy.url)
     await worker.consuming()
     proxy.cut()
@@ -476,7 +474,7 @@ async def test_a_pause_during_an_outage_takes_effect_and_ends(stage: Bench, prox
 
 @pytest.mark.parametrize("stop", [Consumer.cancel, Consumer.close])
 async def test_a_paused_consumer_can_be_cancelled_and_resume_then_has_no_effect(
-    kept_stage: Bench, proxy: Proxy, stop: Callable[[Consumer], Awaitable[None]]
+    kept_stage: Stage, proxy: Proxy, stop: Callable[[Consumer], Awaitable[None]]
 ) -> None:
     worker = kept_stage.start(proxy.url)
     await worker.consuming()
@@ -491,7 +489,7 @@ async def test_a_paused_consumer_can_be_cancelled_and_resume_then_has_no_effect(
 
 
 # Lanes.
-async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_lanes_are(stage: Bench) -> None:
+async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_lanes_are(stage: Stage) -> None:
     worker, lanes = stage.start(all_lanes=True, prefetch=1), stage.topology.lanes
     for lane in lanes:
         await stage.publish(lane, lane=lane)
@@ -511,7 +509,7 @@ async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_l
 
 @pytest.mark.parametrize("is_reported", [True, False])
 async def test_a_deleted_queue_stops_only_its_lane_until_it_exists_again_also_if_rabbitmq_does_not_report_it(
-    stage: Bench, proxy: Proxy, is_reported: bool
+    stage: Stage, proxy: Proxy, is_reported: bool
 ) -> None:
     if not is_reported:  # as if the client asked for no report
         proxy.change(b"consumer_cancel_notifyt\x01", b"consumer_cancel_notifyt\x00")
@@ -534,7 +532,7 @@ async def test_a_deleted_queue_stops_only_its_lane_until_it_exists_again_also_if
     assert worker.losses == 0
 
 
-async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(stage: Bench) -> None:
+async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(stage: Stage) -> None:
     await stage.rabbit.delete_queue(stage.queue)
     worker = stage.start(all_lanes=True, prefetch=2)
     await stage.publish("bulk", lane="bulk")

@@ -20,7 +20,7 @@ from dispatcher.broker.publisher import BATCH_SECONDS, Publisher
 from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.errors import BrokerUnavailable, ConfigurationError
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Rabbit, Stage
+from tests.broker.rabbit import BrokerStage, Rabbit
 from tests.waiting import until_answer
 
 DOZENS_OF_CONFIRMS = 2000
@@ -32,7 +32,7 @@ busy machine."""
 FULL = {"x-max-length": 1, "x-overflow": "reject-publish"}
 
 
-class Press(Stage):
+class Press(BrokerStage):
     """Publishers to the test's exchange, which are closed after the test."""
 
     def publisher(self, url: str | None = None, **options: Any) -> Publisher:
