@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -61,6 +62,12 @@ class Press(BrokerStage):
 
     async def depth(self) -> int:
         return (await depths(self.amqp_url, self.topology))[self.queue]
+
+
+@pytest.fixture
+def topology_names(topology_names: Topology) -> Topology:
+    """With one lane, because each queue costs RabbitMQ work."""
+    return replace(topology_names, lanes=("normal",))
 
 
 @pytest.fixture

@@ -132,7 +132,8 @@ class Publishing:
         await until_answer(is_true)
 
     def still_due(self) -> set[UUID]:
-        return {row["email_id"] for row in self.books.rows() if row["publish_due_at"]}
+        rows = self.books.select("select email_id from email_log where publish_due_at is not null")
+        return {row["email_id"] for row in rows}
 
     def enqueue_late(self) -> UUID:
         """Enqueues an email as if its transaction had been open for long."""
