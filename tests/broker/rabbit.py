@@ -8,7 +8,7 @@ import http.client
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -17,6 +17,7 @@ from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import Channel, Connection
 from dispatcher.broker.pointer import TRACEPARENT, Pointer, decode
+from dispatcher.broker.topology import Topology
 from tests.waiting import until_answer, wait_until
 
 
@@ -110,6 +111,20 @@ class Rabbit:
     async def delete_exchange(self, exchange: str) -> None:
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.exchange_delete, exchange=exchange)
+
+
+@dataclass
+class BrokerStage:
+    """The queues of a test. The stack ends what the test starts."""
+
+    amqp_url: str
+    topology: Topology
+    rabbit: Rabbit
+    stack: AsyncExitStack
+
+    @property
+    def queue(self) -> str:
+        return self.topology.queue
 
 
 class Operator:

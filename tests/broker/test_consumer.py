@@ -25,7 +25,7 @@ from dispatcher.domain.retry import Backoff
 from dispatcher.errors import ConfigurationError
 from tests.broker.declarer import Declarer
 from tests.broker.proxy import Proxy
-from tests.broker.rabbit import Operator, Rabbit
+from tests.broker.rabbit import BrokerStage, Rabbit
 from tests.waiting import until, until_answer
 
 
@@ -68,27 +68,18 @@ class Worker:
         self.deliveries.clear()
 
 
-class Stage:
-    """The queues of a test, and workers that consume the normal one and stop after the test."""
+class Stage(BrokerStage):
+    """Workers that consume the normal queue, and stop after the test."""
 
-    def __init__(self, amqp_url: str, topology: Topology, rabbit: Rabbit, stack: AsyncExitStack) -> None:
-        self.amqp_url = amqp_url
-        self.topology = topology
-        self.queue = topology.queue
-        self.rabbit = rabbit
-        self._stack = stack
-
-    async def publish(self, *bodies: str | bytes, lane: str = "normal") -> None:
+    async def publish(self, *bodies: str, lane: str = "normal") -> None:
         for body in bodies:
-            await self.rabbit.publish(
-                self.topology.send_queues[lane], body if isinstance(body, bytes) else body.encode()
-            )
+            await self.rabbit.publish(self.topology.send_queues[lane], body.encode())
 
     def start(self, url: str | None = None, *, all_lanes: bool = False, **options: Any) -> Worker:
         """Start a worker. It connects while the test goes on."""
         queues = self.topology.send_queues if all_lanes else {"normal": self.queue}
         worker = Worker(url or self.amqp_url, queues, **options)
-        self._stack.push_async_callback(worker.stop)
+        self.stack.push_async_callback(worker.stop)
         return worker
 
     async def has(self, *bodies: str) -> None:
@@ -109,14 +100,14 @@ async def staged(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIter
 
 
 @pytest.fixture
-async def stage(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
+async def own_stage(amqp_url: str, topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
     async with staged(amqp_url, topology, rabbit) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def kept_topology(declarer: Declarer) -> Iterator[Topology]:
-    """Queues for the cases of tables that end their worker, and take all messages."""
+    """Queues for tests that leave them as they were: the worker acks all messages, or the test takes them."""
     name = f"test.{uuid4().hex}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     declarer.declare(topology)
@@ -125,9 +116,11 @@ def kept_topology(declarer: Declarer) -> Iterator[Topology]:
 
 
 @pytest.fixture
-async def kept_stage(amqp_url: str, kept_topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
+async def stage(amqp_url: str, kept_topology: Topology, rabbit: Rabbit) -> AsyncIterator[Stage]:
     async with staged(amqp_url, kept_topology, rabbit) as made:
         yield made
+    while await rabbit.take(kept_topology.queue):
+        pass  # a message that a failed test has left
 
 
 def bodies(deliveries: list[Delivery]) -> list[str]:
@@ -166,10 +159,10 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
     ],
 )
 async def test_exactly_the_unsettled_and_requeued_messages_are_redelivered_and_the_rejected_move_to_the_dlq(
-    kept_stage: Stage, acts: str, left: str, dead: str
+    stage: Stage, acts: str, left: str, dead: str
 ) -> None:
-    await kept_stage.publish(*"abcdefgh")
-    worker = kept_stage.start()
+    await stage.publish(*"abcdefgh")
+    worker = stage.start()
     named = {each.body.decode(): each for each in await worker.got(8)}
     if any(part in acts for part in "012"):
         named |= {str(part.part): part for part in worker.consumer.split(named["a"], 3)}
@@ -187,8 +180,8 @@ async def test_exactly_the_unsettled_and_requeued_messages_are_redelivered_and_t
         again = (await worker.got(9))[8]
         assert (again.body.decode(), again.redelivered) == (is_requeued, True)
     assert worker.consumer.outstanding == len(left)
-    await kept_stage.has_after(worker, *left)
-    taken = await kept_stage.rabbit.take_all(kept_stage.topology.dlq, len(dead))
+    await stage.has_after(worker, *left)
+    taken = await stage.rabbit.take_all(stage.topology.dlq, len(dead))
     assert [message.body.decode() for message in taken] == list(dead)
     assert all(message.properties.headers["x-death"][0]["reason"] == "rejected" for message in taken)
     assert (worker.losses, len(worker.deliveries)) == (0, 9 if is_requeued else 8)
@@ -202,16 +195,16 @@ async def test_prefetch_limits_the_unacked_deliveries(stage: Stage) -> None:
         worker.ack((await worker.got(number))[-2:])
 
 
-async def test_after_a_forced_close_old_deliveries_and_their_parts_are_void(stage: Stage, operator: Operator) -> None:
+async def test_after_a_forced_close_old_deliveries_and_their_parts_are_void(stage: Stage, proxy: Proxy) -> None:
     await stage.publish("a", "b", "c")
-    worker = stage.start(name=stage.queue)
+    worker = stage.start(proxy.url)
     old = await worker.got(3)
     worker.ack(old[:1])
     old_parts = worker.consumer.split(old[2], 2)
     worker.consumer.requeue(old_parts[0])
-    await asyncio.sleep(0)  # pika writes at the end of the loop's round
+    await stage.has()
 
-    await until(lambda: operator.close_connection(stage.queue))  # RabbitMQ lists a connection late
+    proxy.tell_clients(frame.Method(0, spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0)).marshal())
     await worker.lost(1)
     again = await worker.got(2)
     new_parts = worker.consumer.split(again[1], 2)
@@ -240,17 +233,17 @@ async def test_the_consumer_waits_for_a_missing_queue(amqp_url: str, undeclared:
         assert worker.losses == 0
 
 
-async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(stage: Stage, proxy: Proxy) -> None:
-    await stage.publish("before")
-    worker = stage.start(proxy.url)
+async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(own_stage: Stage, proxy: Proxy) -> None:
+    await own_stage.publish("before")
+    worker = own_stage.start(proxy.url)
     worker.ack(await worker.got(1))  # RabbitMQ may keep a queue whose consumer starts during the deletion
-    await stage.has()
+    await own_stage.has()
     proxy.freeze()  # so that a consumer that looks for the queue at once finds the queue
-    await stage.rabbit.delete_queue(stage.queue)
+    await own_stage.rabbit.delete_queue(own_stage.queue)
     await until(lambda: not worker.consumer.is_consuming)
     cancelled_at = time.monotonic()
-    await declare(stage.amqp_url, stage.topology)
-    await stage.publish("a")
+    await declare(own_stage.amqp_url, own_stage.topology)
+    await own_stage.publish("a")
     proxy.thaw()
 
     assert bodies(await worker.got(2)) == ["before", "a"]
@@ -271,6 +264,7 @@ async def test_a_queue_that_is_deleted_between_the_look_and_the_consume_is_consu
     await stage.publish("a")
 
     assert bodies(await worker.got(1)) == ["a"]
+    await stage.has_after(worker, "a")
 
 
 async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_repeated_outages(
@@ -292,11 +286,12 @@ async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_repeated_o
         await worker.consuming()
         await stage.publish(str(number))
         (delivery,) = await worker.got(1)
+    await stage.has_after(worker, "4")
 
 
-async def test_cancel_stops_deliveries_and_still_allows_acks_also_after_a_pause(kept_stage: Stage) -> None:
-    await kept_stage.publish(*"abcdef")
-    worker = kept_stage.start(prefetch=4)
+async def test_cancel_stops_deliveries_and_still_allows_acks_also_after_a_pause(stage: Stage) -> None:
+    await stage.publish(*"abcdef")
+    worker = stage.start(prefetch=4)
     at_hand = await worker.got(4)
 
     await worker.consumer.cancel()
@@ -304,11 +299,11 @@ async def test_cancel_stops_deliveries_and_still_allows_acks_also_after_a_pause(
     worker.ack(at_hand[:1])
     worker.consumer.pause()
     worker.ack(at_hand[1:2])
-    await kept_stage.publish("g")
+    await stage.publish("g")
 
     assert not worker.consumer.is_consuming
     assert not worker.task.done()
-    await kept_stage.has_after(worker, *"cdefg")
+    await stage.has_after(worker, *"cdefg")
     assert bodies(worker.deliveries) == ["a", "b", "c", "d"]
     assert worker.losses == 0
 
@@ -451,6 +446,7 @@ async def test_a_pause_during_the_connect_takes_effect(stage: Stage, proxy: Prox
     worker.consumer.resume()
     await stage.publish("b")
     await worker.got(1)
+    await stage.has_after(worker, "b")
 
 
 async def test_a_pause_at_any_moment_of_the_start_takes_effect(stage: Stage, proxy: Proxy) -> None:
@@ -479,13 +475,14 @@ async def test_a_pause_during_an_outage_takes_effect_and_ends(stage: Stage, prox
     await stage.publish("b")
 
     await worker.got(1)
+    await stage.has_after(worker, "b")
 
 
 @pytest.mark.parametrize("stop", [Consumer.cancel, Consumer.close])
 async def test_a_paused_consumer_can_be_cancelled_and_resume_then_has_no_effect(
-    kept_stage: Stage, proxy: Proxy, stop: Callable[[Consumer], Awaitable[None]]
+    stage: Stage, proxy: Proxy, stop: Callable[[Consumer], Awaitable[None]]
 ) -> None:
-    worker = kept_stage.start(proxy.url)
+    worker = stage.start(proxy.url)
     await worker.consuming()
     worker.consumer.pause()
     await worker.lost(1)
@@ -498,19 +495,19 @@ async def test_a_paused_consumer_can_be_cancelled_and_resume_then_has_no_effect(
 
 
 # Lanes.
-async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_lanes_are(stage: Stage) -> None:
-    worker, lanes = stage.start(all_lanes=True, prefetch=1), stage.topology.lanes
+async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_lanes_are(own_stage: Stage) -> None:
+    worker, lanes = own_stage.start(all_lanes=True, prefetch=1), own_stage.topology.lanes
     for lane in lanes:
-        await stage.publish(lane, lane=lane)
+        await own_stage.publish(lane, lane=lane)
     deliveries = await worker.got(3)  # one of each lane, beside the others' full windows
     assert {each.lane: each.body.decode() for each in deliveries} == {lane: lane for lane in lanes}
 
     await worker.consumer.pause_lane("bulk")
     worker.ack(deliveries)
     for lane in lanes:
-        await stage.publish("later", lane=lane)
+        await own_stage.publish("later", lane=lane)
     await worker.got(5)
-    assert (await depths(stage.amqp_url, stage.topology))[stage.topology.send_queues["bulk"]] == 1
+    assert (await depths(own_stage.amqp_url, own_stage.topology))[own_stage.topology.send_queues["bulk"]] == 1
 
     await worker.consumer.resume_lane("bulk")
     assert (await worker.got(6))[-1].lane == "bulk"
@@ -518,50 +515,49 @@ async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_l
 
 @pytest.mark.parametrize("is_reported", [True, False])
 async def test_a_deleted_queue_stops_only_its_lane_until_it_exists_again_also_if_rabbitmq_does_not_report_it(
-    stage: Stage, proxy: Proxy, is_reported: bool
+    own_stage: Stage, proxy: Proxy, is_reported: bool
 ) -> None:
     if not is_reported:  # as if the client asked for no report
         proxy.change(b"consumer_cancel_notifyt\x01", b"consumer_cancel_notifyt\x00")
-    worker = stage.start(proxy.url, all_lanes=True, prefetch=2, check_seconds=60.0 if is_reported else 0.1)
-    await stage.publish("of the deleted queue", lane="bulk")
+    worker = own_stage.start(proxy.url, all_lanes=True, prefetch=2, check_seconds=60.0 if is_reported else 0.1)
+    await own_stage.publish("of the deleted queue", lane="bulk")
     deliveries = await worker.got(1)
 
     with capture_logs() as logs:
-        await stage.rabbit.delete_queue(stage.topology.send_queues["bulk"])
+        await own_stage.rabbit.delete_queue(own_stage.topology.send_queues["bulk"])
         await until(lambda: "broker.queue_missing" in {log["event"] for log in logs})
     worker.ack(deliveries)
     for number in range(6):
-        await stage.publish(str(number), lane="urgent")
+        await own_stage.publish(str(number), lane="urgent")
         worker.ack((await worker.got(2 + number))[-1:])
     assert (worker.losses, worker.consumer.outstanding) == (0, 0)
 
-    await declare(stage.amqp_url, stage.topology)
-    await stage.publish("of the new queue", lane="bulk")
+    await declare(own_stage.amqp_url, own_stage.topology)
+    await own_stage.publish("of the new queue", lane="bulk")
     assert bodies(await worker.got(8))[-1] == "of the new queue"
     assert worker.losses == 0
 
 
-async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(stage: Stage) -> None:
-    await stage.rabbit.delete_queue(stage.queue)
-    worker = stage.start(all_lanes=True, prefetch=2)
-    await stage.publish("bulk", lane="bulk")
+async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(own_stage: Stage) -> None:
+    await own_stage.rabbit.delete_queue(own_stage.queue)
+    worker = own_stage.start(all_lanes=True, prefetch=2)
+    await own_stage.publish("bulk", lane="bulk")
     assert bodies(await worker.got(1)) == ["bulk"]
 
-    await declare(stage.amqp_url, stage.topology)
-    await stage.publish("normal")
+    await declare(own_stage.amqp_url, own_stage.topology)
+    await own_stage.publish("normal")
     await worker.got(2)
 
 
-LANES = 20
 WORKERS = 2
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("rounds", "lanes"), [(1, 4), pytest.param(10, 20, marks=pytest.mark.slow)])
 async def test_a_deleted_queue_is_missing_until_it_is_declared_and_is_then_consumed(
-    amqp_url: str, topology_names: Topology, rabbit: Rabbit, rounds: int
+    amqp_url: str, undeclared: Topology, rabbit: Rabbit, rounds: int, lanes: int
 ) -> None:
     """RabbitMQ 4.0 keeps a queue, without its binding, if a consumer starts while the queue is being deleted."""
-    many = replace(topology_names, lanes=("normal", *(f"lane{number}" for number in range(1, LANES))))
+    many = replace(undeclared, lanes=("normal", *(f"lane{number}" for number in range(1, lanes))))
     queues = many.send_queues
     await declare(amqp_url, many)
     async with AsyncExitStack() as stack:
@@ -583,13 +579,12 @@ async def test_a_deleted_queue_is_missing_until_it_is_declared_and_is_then_consu
             for number in range(1, rounds + 1):
                 await until_answer(are_consumed)
                 await asyncio.gather(*map(rabbit.delete_queue, queues.values()))
-                await until(lambda number=number: missing() == number * WORKERS * LANES)  # type: ignore[misc]
+                await until(lambda number=number: missing() == number * WORKERS * lanes)  # type: ignore[misc]
                 await declare(amqp_url, many)
             await until_answer(are_consumed)
 
             messages = [Outgoing.of_pointer(queue, Pointer(uuid4(), "order-17")) for queue in queues.values()]
-            assert await publisher.publish(messages) == [True] * LANES
+            assert await publisher.publish(messages) == [True] * lanes
             await until(lambda: {each.lane for worker in workers for each in worker.deliveries} == set(many.lanes))
     for queue in many.queues:
         await rabbit.delete_queue(queue)
-    await rabbit.delete_exchange(many.exchange)

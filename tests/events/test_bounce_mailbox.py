@@ -22,9 +22,9 @@ from dispatcher.events.bounce_mailbox import MAX_MESSAGES, BounceMailbox
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.maildir import ASIDE, MAX_OCTETS, Maildir
 from dispatcher.store.connections import Pool, make_pool
+from tests.events.corpus import ADDRESS, EMAIL_ID, OCTETS
 from tests.events.requests import ANN
 from tests.events.scene import Scene
-from tests.events.test_bounces import ADDRESS, EMAIL_ID, octets_of
 
 UNKNOWN_USER = "postfix-user-unknown"
 BOTH: dict[str, Any] = {"to": f"Ann <{ANN}>", "bcc": ["bob@example.org"]}
@@ -46,7 +46,7 @@ class Mailbox:
         )
 
     def deliver(self, corpus_name: str, email_id: UUID, name: str = "1.bounce.host") -> Path:
-        octets = octets_of(corpus_name).replace(ADDRESS.of(EMAIL_ID).encode(), ADDRESS.of(email_id).encode())
+        octets = OCTETS[corpus_name].replace(ADDRESS.of(EMAIL_ID).encode(), ADDRESS.of(email_id).encode())
         (self.new / name).write_bytes(octets)
         return self.new / name
 
@@ -201,7 +201,7 @@ async def test_a_locked_email_delays_only_its_own_bounces(mailbox: Mailbox, scen
 
 async def test_links_pipes_and_folders_are_set_aside_unread(mailbox: Mailbox, scene: Scene) -> None:
     outside = mailbox.folder / "secret"
-    outside.write_bytes(octets_of(UNKNOWN_USER))
+    outside.write_bytes(OCTETS[UNKNOWN_USER])
     (mailbox.new / "1.link.host").symlink_to(outside)
     os.mkfifo(mailbox.new / "2.pipe.host")
     (mailbox.new / "3.folder.host").mkdir()

@@ -68,28 +68,31 @@ class Amazon:
 
 
 @pytest.fixture(scope="module")
-def moto_url() -> Iterator[str]:
+def clients() -> Iterator[tuple[Any, Any]]:
+    """Clients of SNS and SQS."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
+    with aws_environment(AWS_DEFAULT_REGION=REGION):
+        session = boto3.session.Session()
+        sns, sqs = (session.client(name, endpoint_url=f"http://{host}:{port}") for name in ("sns", "sqs"))
+    yield sns, sqs
+    sns.close()
+    sqs.close()
     server.stop()
 
 
 @pytest.fixture
-def amazon(moto_url: str) -> Iterator[Amazon]:
+def amazon(clients: tuple[Any, Any]) -> Iterator[Amazon]:
     """SNS and SQS without messages."""
+    sns, sqs = clients
     with aws_environment(AWS_DEFAULT_REGION=REGION):
-        session = boto3.session.Session()
-        sns, sqs = (session.client(name, endpoint_url=moto_url) for name in ("sns", "sqs"))
         topic = sns.create_topic(Name="ses-events")["TopicArn"]
         queue_url = sqs.create_queue(QueueName="ses-events")["QueueUrl"]
         sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=f"arn:aws:sqs:{REGION}:{DEFAULT_ACCOUNT_ID}:ses-events")
         yield Amazon(sns, sqs, topic, queue_url)
         sns.delete_topic(TopicArn=topic)
         sqs.delete_queue(QueueUrl=queue_url)
-        sns.close()
-        sqs.close()
 
 
 def poller(amazon: Amazon, sink: EventSink, *topics: str) -> QueuePoller:
@@ -161,12 +164,12 @@ async def test_a_queue_that_does_not_exist_or_is_unreachable_is_reported(amazon:
 
 async def test_the_pollers_of_a_host_store_what_arrives(amazon: Amazon, scene: Scene) -> None:
     settings = load({"DISPATCHER_DATABASE_URL": scene.url, "DISPATCHER_SES_EVENTS_QUEUE_URL": amazon.queue_url})
-    ids = scene.books.enqueue(25)
+    ids = scene.books.enqueue(12)
     polling = asyncio.create_task(QueuePolling(settings).run())
 
     await asyncio.to_thread(amazon.send, *(json.dumps(delivery(email_id)) for email_id in ids))
 
-    await until(lambda: scene.books.count("email_event") == 25)
+    await until(lambda: scene.books.count("email_event") == 12)
     await until(lambda: amazon.left() == 0)
     polling.cancel()
     await asyncio.gather(polling, return_exceptions=True)

@@ -23,7 +23,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.event import OutgoingKind
 from dispatcher.domain.status import Status
 from dispatcher.domain.webhook import SCHEDULE_SECONDS, Webhook, new_secret
-from dispatcher.events.webhook_delivery import CONCURRENT_POSTS, REFUSALS_IN_A_ROW, WebhookDelivery
+from dispatcher.events.webhook_delivery import BATCH_EVENTS, CONCURRENT_POSTS, REFUSALS_IN_A_ROW, WebhookDelivery
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
@@ -210,12 +210,12 @@ async def test_a_receiver_that_is_down_for_a_day_gets_every_event_and_few_posts_
     await monitor.add()
     began_at = monitor.now
     monitor.answers(503)
-    events = monitor.announce(300)
+    events = monitor.announce(BATCH_EVENTS + 10)
     await monitor.run()
     while monitor.now < began_at + DAY:
         monitor.now = max(monitor.now, (await monitor.one()).next_attempt_at)
         events += monitor.announce()
-        if len(events) == 320:
+        if len(events) == BATCH_EVENTS + 30:
             monitor.restart()
         assert await monitor.round()
     while_down = Counter(monitor.ids())
@@ -271,7 +271,7 @@ async def test_a_receiver_that_stays_down_is_disabled_after_27_hours_and_goes_on
 async def test_one_refused_event_does_not_stop_the_others_and_is_tried_by_the_schedule(monitor: Deliverer) -> None:
     await monitor.add()
     began_at = monitor.now
-    bad, *good = monitor.announce(50)
+    bad, *good = monitor.announce(20)
     monitor.receiver.status_of = answering(bad, 500, others=204)
 
     await monitor.run()
@@ -295,7 +295,7 @@ async def test_one_refused_event_does_not_stop_the_others_and_is_tried_by_the_sc
 async def test_a_receiver_that_refuses_everything_stops_its_own_cursor(monitor: Deliverer) -> None:
     await monitor.add()
     monitor.answers(500)
-    events = monitor.announce(100)
+    events = monitor.announce(30)
 
     await monitor.run()
     webhook = await monitor.one()
@@ -359,7 +359,7 @@ async def test_a_slow_receiver_delays_no_other_webhook(monitor: Deliverer, other
     monitor.receiver.released.clear()
     await monitor.add()
     await monitor.add(other_receiver.url)
-    events = monitor.announce(300)
+    events = monitor.announce(BATCH_EVENTS + 10)
 
     rounds = await monitor.start()
     await until(lambda: len(monitor.receiver.posted) == CONCURRENT_POSTS)
@@ -379,8 +379,8 @@ async def test_a_hostile_receiver_delays_no_other_tenant(monitor: Deliverer, ca:
         for _ in range(5):
             await monitor.add(attacker.url, "attacker")
         await monitor.add()
-        monitor.announce(50, "attacker")
-        events = monitor.announce(50)
+        monitor.announce(20, "attacker")
+        events = monitor.announce(20)
 
         await monitor.run()
 
@@ -401,11 +401,11 @@ async def test_a_round_resolves_the_host_once(monitor: Deliverer) -> None:
     monitor.restart(resolver=resolver)
     await monitor.add()
     for rounds in (1, 2):
-        monitor.announce(50)
+        monitor.announce(20)
         await monitor.round()
         assert len(asked) == rounds
 
-    assert len(monitor.receiver.posted) == 100
+    assert len(monitor.receiver.posted) == 40
 
 
 async def test_a_receiver_that_does_not_answer_in_time_is_tried_again(monitor: Deliverer) -> None:
@@ -425,7 +425,7 @@ async def test_a_receiver_that_does_not_answer_in_time_is_tried_again(monitor: D
 
 async def test_events_of_one_email_arrive_in_order(monitor: Deliverer) -> None:
     await monitor.add()
-    events = monitor.announce(60)
+    events = monitor.announce(20)
     monitor.books.connection.execute("update outgoing_event set email_id = %s", [new_email_id()])
 
     await monitor.run()

@@ -368,7 +368,9 @@ class TestTornWrites:
         state_at = HEADER_BYTES
         assert before[state_at] != written[state_at]
         body = range(state_at + 1, state_at + SLOT_BYTES)
-        return [self.torn(folder, before[: state_at + 1] + written[state_at + 1 : cut] + before[cut:]) for cut in body]
+        contents = {before[: state_at + 1] + written[state_at + 1 : cut] + before[cut:] for cut in body}
+        assert len(contents) > 5
+        return [self.torn(folder, content) for content in contents]
 
     @pytest.mark.parametrize("prepare", [lambda ledger: ledger, use], ids=["unused", "used before"])
     def test_an_attempt_with_a_torn_mark_was_not_sent(

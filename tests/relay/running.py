@@ -122,8 +122,8 @@ class Relay:
 
     def due(self, tenant_id: str | None = None) -> set[UUID]:
         """The emails, or those of a tenant, with a due mark."""
-        rows = [row for row in self.books.rows() if tenant_id in (None, row["tenant_id"])]
-        return {row["email_id"] for row in rows if row["publish_due_at"]}
+        rows = self.books.select("select email_id, tenant_id from email_log where publish_due_at is not null")
+        return {row["email_id"] for row in rows if tenant_id in (None, row["tenant_id"])}
 
     async def dead_letter(self, store: LeaseStore, status: Status = Status.FAILED, **fields: str) -> UUID:
         (lease,) = await store.lease(self.books.keys([self.books.enqueue_one()]), 60)

@@ -38,7 +38,7 @@ LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 FOR_EVER = 3600.0
 NEVER = 1e-9
 """A share so small that published emails are not read again while there is a backlog."""
-BURST = 3 * BATCH + 20
+BURST = 2 * BATCH + 20
 
 
 class CountingOutbox(Outbox):
@@ -132,7 +132,8 @@ class Publishing:
         await until_answer(is_true)
 
     def still_due(self) -> set[UUID]:
-        return {row["email_id"] for row in self.books.rows() if row["publish_due_at"]}
+        rows = self.books.select("select email_id from email_log where publish_due_at is not null")
+        return {row["email_id"] for row in rows}
 
     def enqueue_late(self) -> UUID:
         """Enqueues an email as if its transaction had been open for long."""
@@ -178,13 +179,13 @@ async def test_a_burst_is_not_read_again_in_each_round_and_its_last_marks_are_ma
     assert relay.outbox.read_again == []
     assert sum(relay.outbox.read_on) < BURST + BATCH
     await pointers.mark_all(relay.outbox)
-    assert relay.outbox.marks == [BATCH, BATCH, BATCH, BURST - 3 * BATCH]
+    assert relay.outbox.marks == [BATCH, BATCH, BURST - 2 * BATCH]
     assert relay.still_due() == set()
 
 
 @pytest.mark.parametrize("share", [NEVER, 1 / NEVER])
 async def test_more_than_a_batch_with_one_due_time_is_published_once_each(relay: Publishing, share: float) -> None:
-    email_ids = relay.books.enqueue(2 * BURST)
+    email_ids = relay.books.enqueue(BURST)
     relay.books.connection.execute("update email_log set publish_due_at = %s", [LONG_AGO])
     later = relay.books.enqueue(10)
 
@@ -196,7 +197,7 @@ async def test_more_than_a_batch_with_one_due_time_is_published_once_each(relay:
 async def test_rows_committed_late_during_a_burst_are_published(relay: Publishing) -> None:
     pointers = relay.queue.pointers()
     with psycopg.connect(relay.url) as application:
-        late = Books(application).enqueue(2 * BATCH)
+        late = Books(application).enqueue(BATCH + 20)
         relay.books.enqueue(BURST)
         await relay.all(pointers)
 
@@ -235,8 +236,7 @@ async def test_a_stopping_relay_publishes_only_what_the_queue_has_room_for(relay
 async def test_unconfirmed_messages_of_a_burst_are_published_in_the_next_round(relay: Publishing, fault: str) -> None:
     email_ids = relay.books.enqueue(BURST)
     pointers = relay.queue.pointers(check_share=NEVER)
-    for _ in range(2):
-        await relay.once(pointers)
+    await relay.once(pointers)
     setattr(relay.queue, fault, 1)
     for _ in range(2):
         try:
