@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pika.exceptions
 import psycopg
 
+from tests.acceptance.outages import POSTGRES
 from tests.chaos.stage import StormStage
 
 Action = Callable[[StormStage, Random], bool]
@@ -16,6 +18,14 @@ Action = Callable[[StormStage, Random], bool]
 
 BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Error)
 """The errors that a client gets from a server that is stopping."""
+
+
+def rows_of(stage: StormStage, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """The rows of a statement; none if PostgreSQL is away."""
+    if not stage.outages.is_away(POSTGRES):
+        with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
+            return session.execute(statement.encode(), values).fetchall()
+    return []
 
 
 def short_or_long(stage: StormStage, random: Random) -> float:

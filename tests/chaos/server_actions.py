@@ -6,12 +6,11 @@ import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from random import Random
-from typing import Any
 
 import psycopg
 
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos.action import BROKEN, Action, short_or_long
+from tests.chaos.action import BROKEN, Action, rows_of, short_or_long
 from tests.chaos.network import Network
 from tests.chaos.stage import StormStage
 
@@ -51,12 +50,7 @@ def cut_sessions(stage: StormStage, random: Random) -> bool:
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
             and random() < 0.6
     """
-    if stage.outages.is_away(POSTGRES):
-        return False
-    with suppress(psycopg.Error), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
-        row = session.execute(statement).fetchone()
-        return row is not None and row[0] > 0
-    return False
+    return any(count > 0 for (count,) in rows_of(stage, statement))
 
 
 def restart_database(stage: StormStage, random: Random) -> bool:
@@ -94,12 +88,9 @@ def _hang_one(stage: StormStage, random: Random, *names: str) -> bool:
         order by pid
     """
     seconds = short_or_long(stage, random)
-    if stage.outages.is_away(POSTGRES) or stage.has_hung:
-        return False
-    with suppress(ProcessLookupError, IndexError, psycopg.Error), _session(stage) as session:
-        pids = [row[0] for row in session.execute(statement, [list(names)])]
-        pid = random.choice(pids)
-        stage.hang(pid, seconds)
+    pids = [] if stage.has_hung else [pid for (pid,) in rows_of(stage, statement, list(names))]
+    with suppress(ProcessLookupError, IndexError):
+        stage.hang(random.choice(pids), seconds)
         return True
     return False
 
@@ -129,10 +120,6 @@ def _set_clock(stage: StormStage, ahead: float) -> bool:
         return False
     stage.diary.note_event("clock", ahead=ahead)
     return True
-
-
-def _session(stage: StormStage) -> psycopg.Connection[tuple[Any, ...]]:
-    return psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2, options="-c statement_timeout=2000")
 
 
 def cut_network(*names: str) -> Action:

@@ -6,18 +6,18 @@ import math
 import os
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from threading import Timer
-from typing import Any, Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.topology import Topology
 from tests.acceptance.double import Double
+from tests.acceptance.harness import Sink
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
@@ -26,41 +26,9 @@ from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
 from tests.chaos.subject import Subject
 from tests.store.steered_clock import SteeredClock
-from tests.supervisor.program import Event, Program
+from tests.supervisor.program import Event
 
 OBSERVE_SECONDS: Final = 0.5
-
-
-class ProviderDouble(Protocol):
-    """The provider's double, with a ledger of accepted emails and a record of wire events."""
-
-    program: Program
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings with which a dispatcher sends to the double."""
-        ...
-
-    def delivered(self) -> Counter[UUID]:
-        """How often each email was accepted."""
-        ...
-
-    @property
-    def ledger_octets(self) -> int:
-        """The size of the ledger, which grows with each accepted email."""
-        ...
-
-    def witnessed(self) -> list[dict[str, Any]]:
-        """The recorded wire events."""
-        ...
-
-    def behave(self, **behaviour: object) -> None:
-        """Set the double's behaviour from now on. Resets all settings that are not given."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the double."""
-        ...
 
 
 @dataclass(slots=True)
@@ -84,7 +52,7 @@ class StormStage:
     topology: Topology
     hosts: Sequence[Subject]
     producers: Producers
-    provider: ProviderDouble
+    provider: Double | Sink
     provider_name: str
     rabbit: Rabbit
     outages: Outages

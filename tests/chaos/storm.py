@@ -33,14 +33,14 @@ from tests.acceptance.rabbit import Rabbit
 from tests.chaos.action import BROKEN
 from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
 from tests.chaos.diary import Diary
-from tests.chaos.event_sources import DirectSource, WebhookSource
+from tests.chaos.event_sources import EventSource, WebhookSource
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
-from tests.chaos.stage import ProviderDouble, StormStage
+from tests.chaos.stage import StormStage
 from tests.chaos.subject import COMMAND, Subject
 from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Program, eventually
@@ -229,8 +229,8 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         if plan.events:
             env = _environment(plan, ground, folder, "api", direct, _provider_settings(plan, provider))
             is_sendgrid = plan.provider == "sendgrid"
-            direct_source = DirectSource(ground.database_url)
-            source = WebhookSource(folder, env, diary, direct_source) if is_sendgrid else direct_source
+            url = ground.database_url
+            source = WebhookSource(folder, env, diary, url) if is_sendgrid else EventSource(url)
             reporter = Reporter(source, plan.provider, plan.seed)
         servers = ground.stoppable.servers
         # During a memory alarm, RabbitMQ does not read from publishers. The storm's own publishing must not wait for
@@ -271,13 +271,13 @@ def _run_command(folder: Path, env: Mapping[str, str], *words: str) -> None:
     assert program.await_exit() == 0, program.words
 
 
-def _provider(plan: StormPlan, folder: Path) -> ProviderDouble:
+def _provider(plan: StormPlan, folder: Path) -> Double | Sink:
     if plan.provider != "smtp":
         return Double(folder / "double", "--wire")
     return Sink(folder / "double", "--wire", "--recipients-per-transaction", str(plan.recipients_per_transaction))
 
 
-def _provider_settings(plan: StormPlan, provider: ProviderDouble) -> dict[str, str]:
+def _provider_settings(plan: StormPlan, provider: Double | Sink) -> dict[str, str]:
     """The settings with which hosts send to the double: of emails, SMS, or both."""
     settings = {} if plan.channel == "sms" else dict(provider.settings)
     if plan.channel != "email":
