@@ -45,7 +45,6 @@ class Cluster:
     """
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
-        """Start the servers."""
         self._processes = processes
         self._progress = progress
         self._plans: dict[str, Plan] = {}
@@ -76,7 +75,6 @@ class Cluster:
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let a frozen server continue."""
         for pid in self._family(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -103,7 +101,6 @@ class Cluster:
     # Methods for RabbitMQ.
 
     def leader_of(self, queue: str) -> str:
-        """The node that leads a quorum queue."""
         node = self._queue(queue).get("leader")
         return next(name for name, access in self.nodes.items() if access.node == node)
 
@@ -124,7 +121,6 @@ class Cluster:
         self._await(is_quorum, "a quorum of RabbitMQ's nodes")
 
     def await_replicas(self, queue: str) -> None:
-        """Wait until every member of a quorum queue is online."""
         self._await(lambda: len(self._queue(queue).get("online", ())) == NODES, f"the members of {queue}", 0.5)
 
     def _queue(self, queue: str) -> dict[str, Any]:
@@ -149,7 +145,6 @@ class Cluster:
         self.primary, self.standby = self.standby, self.primary
 
     def rebuild_standby(self) -> None:
-        """Rebuild the standby from the primary, and make commits wait for the standby."""
         self._plans.pop(self.standby, None)
         primary = self._members[self.primary]
         access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)
@@ -161,7 +156,6 @@ class Cluster:
         self._set_synchronous("")
 
     def trust_standby(self) -> None:
-        """Make commits wait for the standby, after the standby has begun to stream."""
         streams = "select count(*) = 1 from pg_stat_replication where state = 'streaming'"
         self._await(lambda: self._says(self.primary, streams), f"the stream to {self.standby}")
         self._set_synchronous(f'ANY 1 ("{self.standby}")')

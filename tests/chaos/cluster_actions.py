@@ -28,7 +28,6 @@ Pick = Callable[[Cluster, str, Random], str]
 
 
 def kill_node(pick: Pick) -> ClusterAction:
-    """An action that sends SIGKILL to a node."""
     return lambda cluster, queue, random: _end_node(cluster, queue, pick(cluster, queue, random), signal.SIGKILL)
 
 
@@ -61,7 +60,6 @@ def _end_node(cluster: Cluster, queue: str, name: str, number: signal.Signals) -
 
 
 def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
-    """Send SIGKILL to two of three nodes, and restart both."""
     names = random.sample(list(cluster.nodes), 2)
     for name in names:
         cluster.end(name)

@@ -61,7 +61,6 @@ def measured(faults: FaultSchedule, place: Path) -> list[Standstill]:
 
 
 def to_json(found: Standstill) -> dict[str, Any]:
-    """A standstill as an object for JSON."""
     return {
         "fault": found.fault.name,
         "standstill_seconds": round(found.seconds, 1),
@@ -71,7 +70,6 @@ def to_json(found: Standstill) -> dict[str, Any]:
 
 
 def print_standstills(found: Sequence[Standstill]) -> None:
-    """Print all standstills as a table."""
     table = Table("fault", "s without an acceptance", "since the quorum was back", "s until whole")
     for each in found:
         _, seconds, after_quorum, whole_after = to_json(each).values()

@@ -38,7 +38,6 @@ def stoppable(servers: Servers) -> Iterator[StoppableServers]:
 
 @pytest.fixture
 def stoppable_database_url(stoppable: StoppableServers) -> str:
-    """A migrated database on the stoppable server, for one test."""
     name = f"chaos_{secrets.token_hex(6)}"
     with psycopg.connect(stoppable.servers.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

@@ -60,7 +60,6 @@ class Diary:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE, default=str))
 
     def note_fault(self, fault: str) -> None:
-        """Record an error of our own processes."""
         self.faults.append(fault)
         self.note_event("fault", words=fault)
 
@@ -78,7 +77,6 @@ class Diary:
         self._disturbances.append(Disturbance(pid, since))
 
     def thaw(self, pid: int) -> None:
-        """Send SIGCONT to a frozen process, if the process still exists."""
         index = self._frozen.pop(pid)
         try:
             os.kill(pid, signal.SIGCONT)
@@ -88,7 +86,6 @@ class Diary:
 
     @property
     def frozen(self) -> tuple[int, ...]:
-        """The pids of the processes that are frozen now."""
         return tuple(self._frozen)
 
     @property

@@ -59,7 +59,6 @@ class Standstill:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the standstill is longer than the dispatcher may cause."""
         return self.seconds_after_quorum > MAX_STANDSTILL_SECONDS
 
 
@@ -114,7 +113,6 @@ class FaultSchedule(Outages):
 
     @property
     def unfinished(self) -> str:
-        """The fault that is not finished, as text."""
         return self.faults[-1].name if self._action else ""
 
     def heal(self) -> None:

@@ -260,7 +260,6 @@ def _place(folder: Path | None) -> Iterator[Path]:
 
 
 def _keep(place: Path, why: str) -> None:
-    """Move the files of a failed storm to a permanent folder."""
     kept = place.with_name(f"{place.name}-bad")
     shutil.rmtree(place / "servers", ignore_errors=True)
     shutil.copytree(place, kept)
@@ -293,7 +292,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
     prepare_streams()
     configure("error", "json", sys.stderr)  # the reporter uses the product's intake, which logs
     try:

@@ -48,7 +48,6 @@ def inject_duplicates(stage: StormStage, random: Random) -> bool:
 
 
 def inject_garbage(stage: StormStage, random: Random) -> bool:
-    """Publish messages that point to no email."""
     if not _takes_messages(stage):
         return False
     missing = str(uuid4())

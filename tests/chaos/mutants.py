@@ -40,7 +40,6 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The mutant's name on the command line."""
         return next(name for name, mutant in MUTANTS.items() if mutant is self)
 
 
@@ -72,7 +71,6 @@ def _alter(changes: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def _without_fencing() -> None:
-    """Every write of a worker succeeds, whichever worker has the lease."""
     _alter(
         {
             "record": {"and e.lease_token = r.lease_token)": ")"},
@@ -121,12 +119,10 @@ def _without_a_transition() -> None:
 
 
 def _without_proof() -> None:
-    """A worker leases an email although an event proves that the provider accepted it."""
     _alter({"lease": {"and e.proven_by is null": ""}})
 
 
 def _with_cancelled_emails() -> None:
-    """A worker leases an email although it was cancelled."""
     _alter({"lease": {"e.status = 'pending'": "e.status in ('pending', 'cancelled')"}})
 
 
@@ -187,7 +183,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 
 
 def main() -> int:
-    """Run the mutant of the command line."""
     from dispatcher.cli.main import main as dispatcher
 
     MUTANTS[sys.argv[1]].switch_off()

@@ -23,7 +23,6 @@ class Network:
     """
 
     def __init__(self, urls: Mapping[str, str]) -> None:
-        """Start a proxy for each server."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -34,7 +33,6 @@ class Network:
 
     @property
     def away(self) -> frozenset[str]:
-        """The servers that the host cannot reach now."""
         return self._away
 
     def cut(self, names: Collection[str]) -> None:
@@ -53,7 +51,6 @@ class Network:
         self._away = frozenset()
 
     def close(self) -> None:
-        """End the proxies and their connections."""
         self._do(*self._proxies, act=Proxy.__aexit__)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

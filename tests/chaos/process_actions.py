@@ -14,7 +14,6 @@ from tests.chaos.stage import StormStage
 
 
 def kill_one(pids: Callable[[StormStage], list[int]]) -> Action:
-    """An action that sends SIGKILL to one of these processes."""
 
     def kill(stage: StormStage, random: Random) -> bool:
         with suppress(ProcessLookupError, IndexError):

@@ -74,7 +74,6 @@ class Notes:
 
     @property
     def open_keys(self) -> list[str]:
-        """The keys of calls that have no answer."""
         answered = {key for key, _, _ in self.answers}
         return [key for key in dict.fromkeys(self.keys) if key not in answered]
 
@@ -194,7 +193,6 @@ class Producer:
         self._connection: psycopg.Connection[Any] | None = None
 
     def run(self, until: float) -> None:
-        """Enqueue until every call has an answer."""
         while self._open_keys or time.time() < until:
             again = list(self._open_keys)
             new = list(self._due(min(time.time(), until) - self._began_at))
@@ -252,7 +250,6 @@ def _batches(keys: list[str]) -> list[list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(
         "python -m tests.chaos.producer", description="Enqueues until every call has an answer."
     )

@@ -22,8 +22,6 @@ SHARED_FRACTION: Final = 0.1
 
 
 class Producers:
-    """The producers of a storm."""
-
     def __init__(
         self,
         folder: Path,
@@ -55,11 +53,9 @@ class Producers:
         self._programs = {name: self._start(name) for name in (f"p{number}" for number in range(PRODUCERS))}
 
     def pids(self) -> list[int]:
-        """The pids of the running producers."""
         return [program.pid for program in self._programs.values() if program.exit_code is None]
 
     def restart_killed(self) -> None:
-        """Restart the producers that were killed."""
         for name, program in self._programs.items():
             if program.exit_code == -signal.SIGKILL:
                 self._programs[name] = self._start(name)
@@ -68,12 +64,10 @@ class Producers:
 
     @property
     def are_done(self) -> bool:
-        """Whether all calls of all producers have an answer."""
         return all(program.exit_code == 0 for program in self._programs.values())
 
     @property
     def describe_ends(self) -> str:
-        """How each producer ended, as text."""
         return ", ".join(f"{name} {_state(program)}" for name, program in self._programs.items())
 
     def answers(self) -> list[Answer]:
@@ -86,11 +80,9 @@ class Producers:
         ]
 
     def keys(self) -> frozenset[str]:
-        """Every key that any producer used."""
         return frozenset(key for name in self._programs for key in read_notes(self._file(name)).keys)
 
     def destroy(self) -> None:
-        """Kill the remaining producers."""
         for program in self._programs.values():
             program.destroy()
 

@@ -49,7 +49,6 @@ def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
 
 
 def print_outcome(plan: StormPlan, outcome: StormOutcome) -> None:
-    """Print the outcome as a table, with examples of violations."""
     fields = to_json(plan, outcome)
     table = Table("name", "value")
     for name, value in fields.items():

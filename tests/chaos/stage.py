@@ -96,7 +96,6 @@ class StormStage:
             self._observe(self.reporter)
 
     def sms(self) -> set[UUID]:
-        """The SMS that the provider has accepted."""
         return self.provider.sms() if self.has_sms and isinstance(self.provider, Double) else set()
 
     def _observe(self, reporter: Reporter) -> None:
@@ -113,11 +112,9 @@ class StormStage:
         self.provider.behave(**{"latency_ms": self.latency_ms, **behaviour})
 
     def find(self, role: str) -> list[int]:
-        """The running processes of a role on all hosts; see `Subject.find`."""
         return [pid for host in self.hosts for pid in host.find(role)]
 
     def events(self, name: str) -> list[Event]:
-        """The log events of every run of every host."""
         return [event for host in self.hosts for event in host.events(name)]
 
     def hang(self, pid: int, seconds: float) -> None:
@@ -137,7 +134,6 @@ class StormStage:
 
     @property
     def has_hung(self) -> bool:
-        """Whether a backend is frozen now."""
         return any(timer.is_alive() for timer in self._hung.values())
 
     def _restart(self, host: Subject) -> None:

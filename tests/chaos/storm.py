@@ -116,7 +116,6 @@ class StormPlan:
 
     @property
     def recipients(self) -> int:
-        """The most recipients of an email."""
         return 2 * self.recipients_per_transaction + 1
 
 
@@ -139,7 +138,6 @@ class Ground:
 
     @property
     def urls(self) -> Mapping[str, str]:
-        """The URL of each server for a host."""
         return {POSTGRES: self.database_url, RABBITMQ: self.stoppable.servers.amqp_url}
 
 
@@ -266,7 +264,6 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
 
 
 def _run_command(folder: Path, env: Mapping[str, str], *words: str) -> None:
-    """Run a command of the dispatcher, which must succeed."""
     program = Program([*COMMAND[:-1], *words], folder, "-".join(words[:3]), env=env)
     assert program.await_exit() == 0, program.words
 
@@ -325,7 +322,6 @@ def _environment(
 
 
 def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """Let the adversary work for the duration of the storm."""
     # The actions draw from a separate generator. How many numbers an action draws depends on timing, and must not
     # change the next cards.
     chance = random.Random(f"the actions of {plan.seed}")
@@ -372,7 +368,6 @@ def _seen(stage: StormStage) -> str:
 
 
 def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """Heal every fault, and wait until all calls of the producers have answers."""
     tell(f"calm: {_seen(stage)}, {stage.diary.actions.total()} actions")
     stage.wake()
     stage.step(everything=True)

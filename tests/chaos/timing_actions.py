@@ -49,7 +49,6 @@ def cancel(stage: StormStage, random: Random) -> bool:
 
 
 def reschedule(stage: StormStage, random: Random) -> bool:
-    """Reschedule some emails, to some seconds ahead or to now."""
     chosen = _chosen(stage, random)
     when = random.choice([("--now",), ("--send-in", "1s"), ("--send-in", "4s")])
     if chosen:

@@ -21,16 +21,13 @@ class Tally:
     place: tuple[str, ...]
 
     def inc(self, amount: float) -> None:
-        """See `meters.SampleValue`."""
         self.counts[self.place] += int(amount)
 
     def set(self, value: float) -> None:
-        """See `meters.SampleValue`."""
         self.counts[self.place] = int(value)
 
 
 def _value(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
-    """The metric's value for these label values."""
     return Tally(counts, (name, *place[-1]))
 
 

@@ -351,20 +351,17 @@ class Pair:
         self.url = f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
 
     def standby_says(self, question: str) -> bool:
-        """Runs a yes-or-no query on the standby."""
         with psycopg.connect(self.standby.url, autocommit=True) as session:
             row = session.execute(question.encode()).fetchone()
             return bool(row and row[0])
 
     def cut_off(self) -> None:
-        """Cuts the standby off from further commits."""
         with psycopg.connect(self.standby.url, autocommit=True) as session:
             session.execute("alter system set primary_conninfo = ''")
             session.execute("select pg_reload_conf()")
         wait_until(lambda: self.standby_says("select count(*) = 0 from pg_stat_wal_receiver"))
 
     def promote(self) -> None:
-        """Stops the primary, and promotes the standby."""
         plan = self._processes.folder / "plan" / "primary.json"
         pid = self._processes.running()["primary"]
         plan.unlink()

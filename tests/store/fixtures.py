@@ -122,7 +122,6 @@ class KeptSession:
             self._session.execute(_RESET, prepare=False)
 
     def close(self) -> None:
-        """Ends the session."""
         if self._session is not None:
             self._session.close()
 
@@ -131,7 +130,6 @@ class Cleaner(KeptSession):
     """Empties the kept database over one session for the whole run."""
 
     def empty_tables(self) -> None:
-        """Deletes every row."""
         self.open().execute(_EMPTY.encode())
 
     def end_other_sessions(self) -> None:
@@ -144,14 +142,12 @@ class Cleaner(KeptSession):
 
 @pytest.fixture(scope="session")
 def cleaner(kept_database_url: str) -> Iterator[Cleaner]:
-    """Empties the kept database."""
     with closing(Cleaner(kept_database_url, "test cleaner")) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def kept_session(kept_database_url: str) -> Iterator[KeptSession]:
-    """The session of the run for the kept database."""
     with closing(KeptSession(kept_database_url, "test session")) as opened:
         yield opened
 
@@ -192,7 +188,6 @@ def tables_session(
 
 @pytest.fixture
 def books(tables_session: psycopg.Connection) -> Books:
-    """Direct access to the tables of `tables_url`."""
     return Books(tables_session)
 
 

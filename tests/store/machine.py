@@ -173,11 +173,9 @@ class Sessions:
         return self.loop.run_until_complete(coroutine)
 
     def store(self, worker: str) -> LeaseStore:
-        """The statements of one worker."""
         return LeaseStore(self.pool, worker=worker, slot=worker)
 
     def close(self) -> None:
-        """Closes the sessions."""
         self.run(self.relay.close())
         self.run(self.pool.close())
         self.loop.close()

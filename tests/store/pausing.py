@@ -19,5 +19,4 @@ def pause(connection: psycopg.Connection, scope: str, name: str = "", *, seconds
 
 
 def resume(connection: psycopg.Connection) -> None:
-    """Ends all pauses."""
     connection.execute("delete from pause")

@@ -31,7 +31,6 @@ QUEUES = {"normal": QueueDepth(7, 2), "dlq": QueueDepth(1, 0)}
 
 @pytest.fixture
 async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    """The monitor's session."""
     async with await connect_async(tables_url, name="monitor") as opened:
         yield opened
 

@@ -26,7 +26,6 @@ HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
 
 @pytest.fixture
 async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    """The relay's session."""
     opened = await connect_async(tables_url, name="relay")
     yield opened
     await opened.close()
@@ -34,7 +33,6 @@ async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
 
 @pytest.fixture
 def outbox(session: AsyncSession) -> Outbox:
-    """The relay's statements."""
     return Outbox(session)
 
 

@@ -27,7 +27,6 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    """The relay's statements."""
     async with await connect_async(tables_url, name="relay") as session:
         yield Outbox(session)
 

@@ -46,7 +46,6 @@ def books(connection: psycopg.Connection) -> Books:
 
 @pytest.fixture
 async def prune(database_url: str) -> AsyncIterator[Prune]:
-    """A function that prunes, and returns all steps."""
     async with await connect_async(database_url, name="test") as session:
 
         async def prune(retention: Retention) -> list[PrunedStep | FailedStep]:
