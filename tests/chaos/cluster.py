@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -70,14 +70,10 @@ class Cluster:
 
     def freeze(self, name: str) -> None:
         """Freeze a server's processes until `thaw`. The server's connections stay open."""
-        for pid in self._family(name):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        _send(self._family(name), signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        for pid in self._family(name):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        _send(self._family(name), signal.SIGCONT)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a server, which stays down until `restart`. SIGKILL also ends the server's children and frozen
@@ -87,9 +83,7 @@ class Cluster:
         self._plans[name] = json.loads(path.read_text())
         path.unlink()
         family = self._family(name)
-        for pid in family if number == signal.SIGKILL else family[:1]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        _send(family if number == signal.SIGKILL else family[:1], number)
         gone = [identity for pid in family if (identity := keeper.identify(pid))]
         self._await(lambda: not any(map(keeper.is_alive, gone)), f"the end of {name}")
         self._await(lambda: name not in self._processes.running(), f"the keeper's record that {name} has ended")
@@ -104,21 +98,17 @@ class Cluster:
         node = self._queue(queue).get("leader")
         return next(name for name, access in self.nodes.items() if access.node == node)
 
-    def await_nodes(self, count: int = NODES) -> None:
-        """Wait until this many nodes answer and have joined one cluster."""
-
-        def have_met() -> bool:
-            return sum(rabbitmq.running_nodes(access) == count for access in self.nodes.values()) == count
-
-        self._await(have_met, f"{count} nodes of RabbitMQ", looks_every=0.5)
+    def await_nodes(self) -> None:
+        """Wait until all nodes answer and have joined one cluster."""
+        self._await(lambda: set(self._joined()) == {NODES}, f"{NODES} nodes of RabbitMQ", looks_every=0.5)
 
     def await_quorum(self) -> None:
         """Wait until at least two nodes answer and have joined one cluster."""
+        self._await(lambda: max(self._joined()) > NODES // 2, "a quorum of RabbitMQ's nodes")
 
-        def is_quorum() -> bool:
-            return any(rabbitmq.running_nodes(access) > NODES // 2 for access in self.nodes.values())
-
-        self._await(is_quorum, "a quorum of RabbitMQ's nodes")
+    def _joined(self) -> list[int]:
+        """For each node, the number of nodes that run with it in one cluster."""
+        return [rabbitmq.running_nodes(access) for access in self.nodes.values()]
 
     def await_replicas(self, queue: str) -> None:
         self._await(lambda: len(self._queue(queue).get("online", ())) == NODES, f"the members of {queue}", 0.5)
@@ -188,6 +178,12 @@ class Cluster:
             return condition()
 
         eventually(holds, what, seconds=BOOT_SECONDS)
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 @contextmanager

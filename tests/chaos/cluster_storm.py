@@ -43,15 +43,8 @@ def cluster_ground(
         faults = FaultSchedule(
             cluster, topology.queue, seed=plan.seed, seconds=plan.seconds, names=names, tell=progress
         )
-        ground = Ground(
-            stoppable=StoppableServers(cluster.servers),
-            removable_names=(),
-            database_url=cluster.servers.database_url,
-            topology=topology,
-            shares_broker=False,
-            outages=faults,
-        )
-        yield ground, faults
+        stoppable = StoppableServers(cluster.servers)
+        yield Ground(stoppable, (), cluster.servers.database_url, topology, shares_broker=False, outages=faults), faults
 
 
 def measured(faults: FaultSchedule, place: Path) -> list[Standstill]:

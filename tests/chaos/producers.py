@@ -7,14 +7,16 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from dispatcher.dev.oracle import Answer
-from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.producer import read_notes
 from tests.supervisor.program import Program
+
+if TYPE_CHECKING:
+    from tests.chaos.storm import StormPlan
 
 PRODUCERS: Final = 3
 SHARED_FRACTION: Final = 0.1
@@ -22,32 +24,15 @@ SHARED_FRACTION: Final = 0.1
 
 
 class Producers:
-    def __init__(
-        self,
-        folder: Path,
-        database_url: str,
-        diary: Diary,
-        *,
-        rate: float,
-        seconds: float,
-        channel: str = "email",
-        recipients: int = 1,
-    ) -> None:
-        """Start the producers.
-
-        Args:
-            rate: Emails per second of all producers together.
-            channel: See `StormPlan`.
-            recipients: The most recipients of an email.
-        """
+    def __init__(self, folder: Path, database_url: str, plan: StormPlan) -> None:
         self._folder = folder
         self._env = {"PATH": os.defpath, "DISPATCHER_DATABASE_URL": database_url}
-        self._diary = diary
         began_at = time.time()
         self._words = (
-            "--began-at", str(began_at), "--until", str(began_at + seconds),
-            "--rate", str(rate * (1 - SHARED_FRACTION) / PRODUCERS), "--shared-rate", str(rate * SHARED_FRACTION),
-            "--channel", channel, "--recipients", str(recipients),
+            "--began-at", str(began_at), "--until", str(began_at + plan.seconds),
+            "--rate", str(plan.rate * (1 - SHARED_FRACTION) / PRODUCERS),
+            "--shared-rate", str(plan.rate * SHARED_FRACTION),
+            "--channel", plan.channel, "--recipients", str(plan.recipients),
         )  # fmt: skip
         self._starts = 0
         self._programs = {name: self._start(name) for name in (f"p{number}" for number in range(PRODUCERS))}

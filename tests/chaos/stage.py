@@ -61,9 +61,9 @@ class StormStage:
     lease_seconds: float
     latency_ms: int
     shares_broker: bool
-    recipients: int = 1
-    has_sms: bool = False
-    reporter: Reporter | None = None
+    recipients: int
+    has_sms: bool
+    reporter: Reporter | None
     calm: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _hung: dict[int, Timer] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)

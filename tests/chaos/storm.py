@@ -215,15 +215,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             hosts.append(Subject(folder, env, diary, plan.command, network))
         for host in hosts:
             host.program.await_events("broker.connected", plan.workers)
-        producers = Producers(
-            folder,
-            clock.url,
-            diary,
-            rate=plan.rate,
-            seconds=plan.seconds,
-            channel=plan.channel,
-            recipients=plan.recipients,
-        )
+        producers = Producers(folder, clock.url, plan)
         if plan.events:
             env = _environment(plan, ground, folder, "api", direct, _provider_settings(plan, provider))
             is_sendgrid = plan.provider == "sendgrid"
