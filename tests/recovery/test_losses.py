@@ -44,7 +44,7 @@ from tests.store.books import Books, email
 from tests.store.damage import refused
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
-from tests.waiting import until, until_answer, wait_until
+from tests.waiting import until, wait_until
 
 HOUR = 3600.0
 SMALL = {"shared_buffers": "64MB", "wal_retrieve_retry_interval": "500ms"}
@@ -251,28 +251,6 @@ async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_email
     assert promotion is not None
     assert promotion.message_count == 5
     assert not any(row["publish_due_at"] for row in books.rows())
-
-
-async def test_the_record_is_written_again_only_after_a_transaction_has_written_something(
-    tables_url: str, books: Books
-) -> None:
-    async with await connect_async(tables_url, name="relay") as session:
-        timeline = Timeline(session)
-
-        async def recorded_at() -> datetime:
-            await timeline.follow()
-            (row,) = books.select("select noted_at from relay_timeline")
-            found: datetime = row["noted_at"]
-            return found
-
-        async def is_kept() -> bool:
-            return await recorded_at() == await recorded_at()
-
-        await until_answer(is_kept)
-        before = await recorded_at()
-        enqueued_at = books.row(books.enqueue_one())["created_at"]
-
-        assert await recorded_at() > enqueued_at > before
 
 
 async def test_an_email_enqueued_after_the_promotion_is_published_at_once(relays: Relays, books: Books) -> None:

@@ -17,8 +17,9 @@ import psycopg
 import pytest
 
 from dispatcher.dev.servers import Servers
-from dispatcher.store.connections import Pool, make_pool
+from dispatcher.store.connections import AsyncSession, Pool, connect_async, make_pool
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from tests.store.books import Books
 from tests.store.steered_clock import SEARCH_PATH, SteeredClock
 from tests.waiting import wait_until
@@ -189,6 +190,19 @@ def tables_session(
 @pytest.fixture
 def books(tables_session: psycopg.Connection) -> Books:
     return Books(tables_session)
+
+
+@pytest.fixture
+async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
+    """A session of the dispatcher."""
+    async with await connect_async(tables_url, name="session") as opened:
+        yield opened
+
+
+@pytest.fixture
+def outbox(session: AsyncSession) -> Outbox:
+    """The relay's statements."""
+    return Outbox(session)
 
 
 @pytest.fixture

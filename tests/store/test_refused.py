@@ -3,7 +3,6 @@ that Python or AMQP cannot represent."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -12,7 +11,6 @@ import pytest
 from psycopg import sql
 
 from dispatcher.domain.status import OnUncertain
-from dispatcher.store.connections import connect_async
 from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
@@ -23,12 +21,6 @@ from tests.store.damaged_rows import INSTANTS, READ, REFUSED, Columns
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 OTHERS = 5
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    async with await connect_async(tables_url, name="relay") as session:
-        yield Outbox(session)
 
 
 async def test_due_emails_are_found_without_an_unreadable_row(
