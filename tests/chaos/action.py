@@ -23,7 +23,10 @@ BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Err
 def rows_of(stage: StormStage, statement: str, *values: object) -> list[tuple[Any, ...]]:
     """The rows of a statement; none if PostgreSQL is away."""
     if not stage.outages.is_away(POSTGRES):
-        with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
+        with (
+            suppress(*BROKEN),
+            psycopg.connect(stage.ground.database_url, autocommit=True, connect_timeout=2) as session,
+        ):
             return session.execute(statement.encode(), values).fetchall()
     return []
 
@@ -33,4 +36,4 @@ def short_or_long(stage: StormStage, random: Random) -> float:
     period)."""
     if random.random() < 0.5:
         return random.uniform(0.3, 2.0)
-    return stage.lease_seconds * 1.5 + random.uniform(1.0, 4.0)
+    return stage.plan.lease_seconds * 1.5 + random.uniform(1.0, 4.0)

@@ -14,7 +14,7 @@ from dispatcher.dev.acceptance_ledger import read_ledger
 from tests.acceptance.outages import StoppableServers
 from tests.chaos.cluster import private_cluster
 from tests.chaos.faults import FaultSchedule, Standstill, standstills
-from tests.chaos.storm import Ground, StormPlan
+from tests.chaos.plan import Ground, StormPlan
 
 DECK: Final[Mapping[str, int]] = {
     "kill worker": 3,

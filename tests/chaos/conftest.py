@@ -18,7 +18,7 @@ from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 from tests.acceptance.harness import Host
 from tests.acceptance.outages import POSTGRES, StoppableServers
-from tests.chaos.storm import Ground
+from tests.chaos.plan import Ground
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def kill_api(stage: StormStage, random: Random) -> bool:
 
 async def _release(stage: StormStage, email_ids: Sequence[UUID]) -> None:
     sms = stage.sms()
-    async with await connect_async(stage.database_url, name="chaos operator") as session:
+    async with await connect_async(stage.ground.database_url, name="chaos operator") as session:
         hasher = AddressHasher(b"no recipient")
         for email_id in email_ids:
             async with session.transaction():

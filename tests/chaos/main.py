@@ -39,8 +39,9 @@ from tests.chaos.cluster_storm import to_json as standstill_to_json
 from tests.chaos.faults import Standstill
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
+from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.report import print_outcome, to_json
-from tests.chaos.storm import CHOSEN, Ground, StormOutcome, StormPlan, play
+from tests.chaos.storm import CHOSEN, StormOutcome, play
 
 PROGRAM: Final = "./run chaos"
 NOT_JUDGED: Final = 75

@@ -20,7 +20,7 @@ def purge_queue(stage: StormStage, random: Random) -> bool:
     if stage.outages.is_away(RABBITMQ):
         return False
     with suppress(*BROKEN):
-        stage.rabbit.purge(stage.topology.queue)
+        stage.rabbit.purge(stage.ground.topology.queue)
         return True
     return False
 
@@ -42,7 +42,7 @@ def inject_duplicates(stage: StormStage, random: Random) -> bool:
     stage.diary.garbage.add(mixed)
     bodies += [_bundle(random.choices(pointers, k=MAX_BUNDLE_EMAILS)), mixed]
     with suppress(*BROKEN):
-        stage.rabbit.publish(stage.topology.queue, *bodies)
+        stage.rabbit.publish(stage.ground.topology.queue, *bodies)
         return True
     return False
 
@@ -63,7 +63,7 @@ def inject_garbage(stage: StormStage, random: Random) -> bool:
     stage.diary.garbage.update(bodies)
     properties = random.choice([None, pika.BasicProperties(headers={"traceparent": 3, "x": {"y": [1]}})])
     with suppress(*BROKEN):
-        stage.rabbit.publish(stage.topology.queue, *bodies, properties=properties)
+        stage.rabbit.publish(stage.ground.topology.queue, *bodies, properties=properties)
         return True
     return False
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from tests.chaos.storm import StormPlan
+    from tests.chaos.plan import StormPlan
 
 
 @dataclass(frozen=True, slots=True)

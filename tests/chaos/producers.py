@@ -7,16 +7,14 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 from dispatcher.dev.oracle import Answer
 from tests.chaos.harness import HarnessFailed
+from tests.chaos.plan import StormPlan
 from tests.chaos.producer import read_notes
 from tests.supervisor.program import Program
-
-if TYPE_CHECKING:
-    from tests.chaos.storm import StormPlan
 
 PRODUCERS: Final = 3
 SHARED_FRACTION: Final = 0.1

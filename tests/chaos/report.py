@@ -7,7 +7,8 @@ from typing import Any, Final
 from dispatcher.cli.output import print_data
 from dispatcher.cli.table import Table
 from tests.chaos.actions import KILLS
-from tests.chaos.storm import StormOutcome, StormPlan
+from tests.chaos.plan import StormPlan
+from tests.chaos.storm import StormOutcome
 
 EXAMPLES: Final = 3
 JUDGED: Final = (

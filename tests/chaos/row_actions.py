@@ -27,7 +27,7 @@ def damage_rows(stage: StormStage, random: Random) -> bool:
     chosen = random.sample([row for name, row in DAMAGED.items() if not name.startswith("message_key")], MOST)
     if stage.outages.is_away(POSTGRES):
         return False
-    with suppress(*BROKEN), psycopg.connect(stage.database_url, connect_timeout=2) as session:
+    with suppress(*BROKEN), psycopg.connect(stage.ground.database_url, connect_timeout=2) as session:
         session.execute("set local lock_timeout = '2s'")
         session.execute("set local search_path = dispatcher")
         with allow_damage(session):

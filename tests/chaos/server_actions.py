@@ -20,7 +20,7 @@ def cut_connections(stage: StormStage, random: Random) -> bool:
     if stage.outages.is_away(RABBITMQ):
         return False
     names: tuple[str, ...] = ("dispatcher ",)
-    if stage.shares_broker:
+    if stage.ground.shares_broker:
         names = tuple(f"dispatcher {worker}" for host in stage.hosts for worker in host.workers())
     with suppress(*BROKEN):
         return bool(names) and stage.rabbit.close_connections(*names, chosen=lambda: random.random() < 0.7) > 0
@@ -102,7 +102,7 @@ def _workers(stage: StormStage) -> dict[str, int]:
 
 def step_clock(stage: StormStage, random: Random) -> bool:
     """Set PostgreSQL's clock forward or back by more than a lease, and back to the true time after a while."""
-    ahead = random.choice([-1, 1]) * random.uniform(stage.lease_seconds * 1.5, 30)
+    ahead = random.choice([-1, 1]) * random.uniform(stage.plan.lease_seconds * 1.5, 30)
     seconds = random.uniform(1, 5)
     if stage.outages.is_away(POSTGRES) or not _set_clock(stage, ahead):
         return False

@@ -15,13 +15,13 @@ from threading import Timer
 from typing import Final
 from uuid import UUID
 
-from dispatcher.broker.topology import Topology
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.outages import Outages
+from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
 from tests.chaos.subject import Subject
@@ -37,37 +37,30 @@ class StormStage:
 
     Attributes:
         hosts: The hosts. Each is a `dispatcher run` with a name, a run directory, and optionally its own network.
-        has_sms: Whether SMS are sent, too.
-        provider_name: The provider that the double simulates: `sendgrid`, `twilio` or `smtp`.
         clock: PostgreSQL's clock.
-        lease_seconds: The length of a lease; freezes last longer.
-        recipients: The most recipients of an email.
-        latency_ms: The provider's latency, unless the adversary makes it slower.
-        shares_broker: Whether other tests use the same RabbitMQ. If so, only connections of our own workers may be cut.
         reporter: Reports events of the provider; None if the provider reports none.
         calm: Calls that are due at a later time, or at the end of the storm: see `later`.
     """
 
-    database_url: str
-    topology: Topology
+    plan: StormPlan
+    ground: Ground
     hosts: Sequence[Subject]
     producers: Producers
     provider: Double | Sink
-    provider_name: str
     rabbit: Rabbit
     outages: Outages
     clock: SteeredClock
     diary: Diary
-    lease_seconds: float
-    latency_ms: int
-    shares_broker: bool
-    recipients: int
-    has_sms: bool
     reporter: Reporter | None
     calm: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _hung: dict[int, Timer] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
     _observed: tuple[float, int] = (0.0, 0)
+
+    @property
+    def provider_name(self) -> str:
+        """The provider that the double simulates: `sendgrid`, `twilio` or `smtp`."""
+        return "twilio" if self.plan.channel == "sms" else self.plan.provider
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Schedule a call after this time, or at the end of the storm if that comes first."""
@@ -96,7 +89,8 @@ class StormStage:
             self._observe(self.reporter)
 
     def sms(self) -> set[UUID]:
-        return self.provider.sms() if self.has_sms and isinstance(self.provider, Double) else set()
+        has_sms = self.plan.channel != "email"
+        return self.provider.sms() if has_sms and isinstance(self.provider, Double) else set()
 
     def _observe(self, reporter: Reporter) -> None:
         """Show the reporter what the provider has accepted, at most twice a second."""
@@ -109,7 +103,7 @@ class StormStage:
 
     def behave(self, **behaviour: object) -> None:
         """Set the double's behaviour from now on, with the usual latency unless a latency is given."""
-        self.provider.behave(**{"latency_ms": self.latency_ms, **behaviour})
+        self.provider.behave(**{"latency_ms": self.plan.latency_ms, **behaviour})
 
     def find(self, role: str) -> list[int]:
         return [pid for host in self.hosts for pid in host.find(role)]

@@ -15,20 +15,19 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
 import psycopg
 
-from dispatcher.broker.topology import Topology
 from dispatcher.dev.oracle import Judgement, Records, explain_held, judge
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
-from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
+from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.action import BROKEN
 from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
@@ -38,6 +37,7 @@ from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
 from tests.chaos.outages import Outages
+from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
 from tests.chaos.stage import StormStage
@@ -62,83 +62,6 @@ CHOSEN: Final = frozenset({
 """The settings that `StormPlan.settings` must not replace, because the harness relies on its own values."""
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class StormPlan:
-    """The settings of a storm.
-
-    Attributes:
-        seconds: How long the adversary works.
-        rate: Emails per second.
-        hosts: The number of hosts. Every host except the first reaches the servers through proxies, unless the servers
-            are a cluster.
-        workers: Workers per host.
-        provider: The provider of emails: `sendgrid` or `smtp`.
-        channel: What is enqueued: `email`, `sms` (by Twilio), or `both` in turn.
-        latency_ms: The provider's latency.
-        connections: The maximum number of concurrent requests per worker; the worker's other leased emails wait.
-        bundle: The maximum number of emails per message on the send queue.
-        events: Whether the provider's double reports events about the emails that it has accepted.
-        settings: Further settings of each host, as environment variables. They replace the storm's own.
-        ceilings: The ceilings of recipient domains: by domain, the options of `dispatcher domains set`.
-        recipients_per_transaction: The most recipients that the SMTP double takes in one transaction. Emails then have
-            up to twice as many recipients and one more. 0 for no limit, and one recipient per email.
-        pause_seconds: The shortest and the longest pause between two actions.
-        patience_seconds: How much longer the adversary waits if no email was accepted since its last action. On a busy
-            machine, processes take seconds to start, and the adversary would otherwise hit only idle processes.
-        deck: The count of each action in the deck; actions that the servers do not allow are never drawn.
-        command: The command to test instead of `dispatcher run`.
-        rest_seconds: After the storm, give up if no email makes progress for this long.
-    """
-
-    seconds: float
-    seed: int
-    policy: str = "hold"
-    rate: float = 100.0
-    hosts: int = 2
-    workers: int = 2
-    provider: str = "sendgrid"
-    channel: str = "email"
-    pause_seconds: tuple[float, float] = (0.1, 1.2)
-    patience_seconds: float = 3.0
-    lease_seconds: float = 3.0
-    latency_ms: int = 30
-    connections: int = 12
-    bundle: int = 16
-    events: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    ceilings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    recipients_per_transaction: int = 0
-    deck: Mapping[str, int] | None = None
-    command: Sequence[str] = COMMAND
-    rest_seconds: float = 120.0
-
-    @property
-    def recipients(self) -> int:
-        return 2 * self.recipients_per_transaction + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """The servers that a storm may use.
-
-    Attributes:
-        stoppable: The names of the servers that the storm may stop.
-        shares_broker: Whether other tests use the same RabbitMQ.
-        outages: The schedule that stops the servers, if the actions do not stop them.
-    """
-
-    stoppable: StoppableServers
-    removable_names: tuple[str, ...]
-    database_url: str
-    topology: Topology
-    shares_broker: bool
-    outages: Outages | None = None
-
-    @property
-    def urls(self) -> Mapping[str, str]:
-        return {POSTGRES: self.database_url, RABBITMQ: self.stoppable.servers.amqp_url}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,21 +151,15 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
         patient = ",".join(f"{url}?{patience}" for url in servers.amqp_url.split(","))
         yield StormStage(
-            database_url=ground.database_url,
-            topology=ground.topology,
+            plan=plan,
+            ground=ground,
             hosts=hosts,
             producers=producers,
             provider=provider,
-            provider_name="twilio" if plan.channel == "sms" else plan.provider,
             rabbit=Rabbit(patient, servers.management_url),
             outages=ground.outages or Outages(ground.stoppable, ground.removable_names),
             clock=clock,
             diary=diary,
-            lease_seconds=plan.lease_seconds,
-            latency_ms=plan.latency_ms,
-            shares_broker=ground.shares_broker,
-            recipients=plan.recipients,
-            has_sms=plan.channel != "email",
             reporter=reporter,
         )
     finally:
@@ -400,16 +317,16 @@ def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str]
 def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
     """The number of emails that are in no final status or have an unpublished dead letter, plus messages on the queue.
     Returns a large number if a restarting server does not answer."""
-    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
+    with suppress(*BROKEN), psycopg.connect(stage.ground.database_url, autocommit=True) as session:
         row = session.execute(_OPEN).fetchone()
         assert row is not None
-        return int(row[0]) + queued(stage.topology.queue)
+        return int(row[0]) + queued(stage.ground.topology.queue)
     return sys.maxsize
 
 
 def _some_wait(stage: StormStage) -> bool:
     """Whether the time of some waiting email has not come: it waits for its redelivery, or for a domain's ceiling."""
-    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
+    with suppress(*BROKEN), psycopg.connect(stage.ground.database_url, autocommit=True) as session:
         return session.execute(_WAITING).fetchone() is not None
     return False
 
@@ -421,7 +338,7 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
     messages remain after some runs, the oracle judges them.
     """
     for _ in range(MAX_FURTHER_RUNS):
-        if not (waiting := stage.rabbit.waiting(stage.topology.queue)):
+        if not (waiting := stage.rabbit.waiting(stage.ground.topology.queue)):
             return
         tell(f"{waiting} messages were returned; starting another run")
         for host in stage.hosts:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cluster_storm import DECK, PAUSE_SECONDS, cluster_ground, measured
-from tests.chaos.storm import StormPlan, play
+from tests.chaos.plan import StormPlan
+from tests.chaos.storm import play
 
 FAULTS = ("kill leading node", "freeze primary", "freeze standby", "freeze leading node")
 
