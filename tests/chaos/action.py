@@ -23,10 +23,8 @@ BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Err
 def rows_of(stage: StormStage, statement: str, *values: object) -> list[tuple[Any, ...]]:
     """The rows of a statement; none if PostgreSQL is away."""
     if not stage.outages.is_away(POSTGRES):
-        with (
-            suppress(*BROKEN),
-            psycopg.connect(stage.ground.database_url, autocommit=True, connect_timeout=2) as session,
-        ):
+        url = stage.ground.database_url
+        with suppress(*BROKEN), psycopg.connect(url, autocommit=True, connect_timeout=2) as session:
             return session.execute(statement.encode(), values).fetchall()
     return []
 

@@ -32,8 +32,6 @@ _ATTEMPTS = """
     from dispatcher.every_attempt
     order by started_at
 """
-
-
 _UNLEDGERED = """
     select email_id
     from dispatcher.email_log
@@ -42,8 +40,6 @@ _UNLEDGERED = """
         and lease_token = rescued_token + 1
 """
 """Selects emails that recovery took from these workers and set to `held`, and that have not changed since."""
-
-
 _SETTLED = """
     select distinct email_id
     from dispatcher.operator_audit
@@ -52,8 +48,6 @@ _SETTLED = """
 """Selects emails that an event of the provider has made `sent`."""
 _FORGED = "select email_id from dispatcher.email_event where kind = %s"
 _REPORTED = "select distinct email_id from dispatcher.email_event"
-
-
 _ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

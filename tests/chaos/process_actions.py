@@ -57,9 +57,8 @@ def freeze_one(role: str) -> Action:
 
     def freeze(stage: StormStage, random: Random) -> bool:
         awake = _awake(stage, stage.find(role))
-        return _freeze(
-            stage, random.sample(awake, min(1, len(awake))), stage.plan.lease_seconds * random.uniform(1.1, 2.0)
-        )
+        seconds = stage.plan.lease_seconds * random.uniform(1.1, 2.0)
+        return _freeze(stage, random.sample(awake, min(1, len(awake))), seconds)
 
     return freeze
 

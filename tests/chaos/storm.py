@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Final
 
 import orjson
-import psycopg
 
 from dispatcher.dev.oracle import Judgement, Records, explain_held, judge
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.acceptance.rabbit import Rabbit
-from tests.chaos.action import BROKEN
+from tests.chaos.action import BROKEN, rows_of
 from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
 from tests.chaos.diary import Diary
 from tests.chaos.event_sources import EventSource, WebhookSource
@@ -317,18 +316,15 @@ def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str]
 def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
     """The number of emails that are in no final status or have an unpublished dead letter, plus messages on the queue.
     Returns a large number if a restarting server does not answer."""
-    with suppress(*BROKEN), psycopg.connect(stage.ground.database_url, autocommit=True) as session:
-        row = session.execute(_OPEN).fetchone()
-        assert row is not None
-        return int(row[0]) + queued(stage.ground.topology.queue)
+    with suppress(*BROKEN, ValueError):
+        ((emails,),) = rows_of(stage, _OPEN)
+        return int(emails) + queued(stage.ground.topology.queue)
     return sys.maxsize
 
 
 def _some_wait(stage: StormStage) -> bool:
     """Whether the time of some waiting email has not come: it waits for its redelivery, or for a domain's ceiling."""
-    with suppress(*BROKEN), psycopg.connect(stage.ground.database_url, autocommit=True) as session:
-        return session.execute(_WAITING).fetchone() is not None
-    return False
+    return bool(rows_of(stage, _WAITING))
 
 
 def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
@@ -359,8 +355,6 @@ _OPEN: Final = """
             or (proven_by is not null and status <> 'sent')
         )
 """
-
-
 _WAITING: Final = """
     select from dispatcher.email_log
     where status = 'waiting' and wait_until > clock_timestamp() and tenant_id <> 'damaged'
