@@ -30,11 +30,9 @@ class Known:
         rows: The email's attempts: number, outcome and worker.
         is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
-        reported: The kinds of events that the provider has reported.
         impossible: The kinds of events that were reported before any attempt.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         times: `send_at` and `expires_at` of its payload.
-        has_expiry: Whether it has an expires_at. The test moves this time into the past.
         is_over: Whether its expires_at has passed.
         is_overdue: Whether its wait is over, if it is waiting.
         cancelled_by: `cancelled` or `expired` if it was cancelled.
