@@ -72,29 +72,19 @@ class Notes:
     keys: tuple[str, ...]
     answers: tuple[tuple[str, str, str], ...]
 
-    @property
-    def open_keys(self) -> list[str]:
-        answered = {key for key, _, _ in self.answers}
-        return [key for key in dict.fromkeys(self.keys) if key not in answered]
-
 
 def read_notes(path: Path) -> Notes:
     """Read a producer's file. The last line may be incomplete, because the producer may have been killed."""
     with suppress(FileNotFoundError):
         *lines, _unfinished = path.read_bytes().split(b"\n")
-        documents = [document for line in lines if (document := _document(line))]
+        documents = []
+        for line in lines:
+            with suppress(orjson.JSONDecodeError):  # a kill may have cut off any line
+                documents.append(orjson.loads(line))
         keys = tuple(key for document in documents for key in document.get("keys", ()))
         answers = tuple(tuple(answer) for document in documents for answer in document.get("answers", ()))
         return Notes(keys, answers)
     return Notes((), ())
-
-
-def _document(line: bytes) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return {}
-    return document
 
 
 def email_of(key: str, asker: str, due_at: float, channel: str, recipients: int) -> Email | Sms:
@@ -167,7 +157,8 @@ class Producer:
         self._options = options
         self._rates = {options.name: options.rate, SHARED: options.shared_rate}
         notes = read_notes(options.file)
-        self._open_keys = notes.open_keys
+        answered = {key for key, _, _ in notes.answers}
+        self._open_keys = [key for key in dict.fromkeys(notes.keys) if key not in answered]
         self._counts = Counter(key.rpartition("-")[0] for key in notes.keys)
         self._file = os.open(options.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._connection: psycopg.Connection[Any] | None = None

@@ -379,12 +379,12 @@ async def test_an_old_replay_is_deleted_and_its_audit_record_only_if_configured(
         books.connection.execute("delete from operator_audit")
 
 
-@pytest.mark.parametrize("name", ["delete_content", "delete_keys"])
-async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str, name: str) -> None:
+async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str) -> None:
     """If the time in the condition were volatile, PostgreSQL could use no index, and would compare the time with each
     of a million rows."""
     async with await connect_async(database_url, name="test") as session:
-        cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
-        plan = "\n".join(row[0] for row in await cursor.fetchall())
+        for name in ("delete_content", "delete_keys"):
+            cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
+            plan = "\n".join(row[0] for row in await cursor.fetchall())
 
-    assert re.search(r"Index Cond: \(\(?(email_id|created_at) [<>] ", plan)
+            assert re.search(r"Index Cond: \(\(?(email_id|created_at) [<>] ", plan), name
