@@ -57,11 +57,11 @@ MISBEHAVIOURS: Final[Mapping[str, tuple[Behaviour, Behaviour]]] = {
 """What the provider does for a while: SendGrid or Twilio, and SMTP."""
 
 DECK: Final[Mapping[str, tuple[Action, int]]] = {
-    "kill worker": (process_actions.kill_worker, 7),
-    "kill relay": (process_actions.kill_relay, 6),
+    "kill worker": (process_actions.kill_one(lambda stage: stage.find("worker")), 7),
+    "kill relay": (process_actions.kill_one(lambda stage: stage.find("relay")), 6),
     "kill parent": (process_actions.kill_parent, 4),
     "kill host": (process_actions.kill_host, 2),
-    "kill producer": (process_actions.kill_producer, 4),
+    "kill producer": (process_actions.kill_one(lambda stage: stage.producers.pids()), 4),
     "freeze worker": (process_actions.freeze_one("worker"), 2),
     "freeze relay": (process_actions.freeze_one("relay"), 1),
     "freeze host": (process_actions.freeze_host, 1),

@@ -14,6 +14,7 @@ from dispatcher.dev.acceptance_ledger import read_ledger
 from tests.acceptance.outages import StoppableServers
 from tests.chaos.cluster import private_cluster
 from tests.chaos.faults import FaultSchedule, Standstill, standstills
+from tests.chaos.outages import Outages
 from tests.chaos.plan import Ground, StormPlan
 
 DECK: Final[Mapping[str, int]] = {
@@ -35,20 +36,22 @@ PAUSE_SECONDS: Final = (4.0, 12.0)
 @contextmanager
 def cluster_ground(
     plan: StormPlan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
-) -> Iterator[tuple[Ground, FaultSchedule]]:
-    """Run a cluster for this storm. Yields the cluster's servers and the schedule of faults: exactly `names`, or drawn
-    by the seed."""
+) -> Iterator[Ground]:
+    """Run a cluster for this storm, with a schedule of faults: exactly `names`, or drawn by the seed."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
     with private_cluster(place / "servers", progress) as cluster:
         faults = FaultSchedule(
             cluster, topology.queue, seed=plan.seed, seconds=plan.seconds, names=names, tell=progress
         )
         stoppable = StoppableServers(cluster.servers)
-        yield Ground(stoppable, (), cluster.servers.database_url, topology, shares_broker=False, outages=faults), faults
+        yield Ground(stoppable, (), cluster.servers.database_url, topology, shares_broker=False, outages=faults)
 
 
-def measured(faults: FaultSchedule, place: Path) -> list[Standstill]:
-    """The standstill after each fault of a finished storm, from the ledger of the provider's double."""
+def measured(faults: Outages | None, place: Path) -> list[Standstill]:
+    """The standstill after each fault of a finished storm, from the ledger of the provider's double. Nothing if the
+    storm was not on a cluster."""
+    if not isinstance(faults, FaultSchedule):
+        return []
     accepted_at = sorted(entry.accepted_at for entry in read_ledger(place / "double" / "ledger.jsonl").entries)
     return standstills(faults.faults, accepted_at, faults.ended_at)
 

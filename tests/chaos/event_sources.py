@@ -161,8 +161,9 @@ class WebhookSource(EventSource):
 
 
 def _body(events: Sequence[ProviderEvent]) -> bytes:
-    return orjson.dumps([_as_sendgrid(event) for event in events])
-
-
-def _as_sendgrid(event: ProviderEvent) -> dict[str, object]:
-    return sendgrid_event(event.email_id, _NAMES[event.kind], timestamp=int(event.happened_at.timestamp()))
+    return orjson.dumps(
+        [
+            sendgrid_event(event.email_id, _NAMES[event.kind], timestamp=int(event.happened_at.timestamp()))
+            for event in events
+        ]
+    )

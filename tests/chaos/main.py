@@ -36,12 +36,11 @@ from tests.chaos.cluster_storm import (
     print_standstills,
 )
 from tests.chaos.cluster_storm import to_json as standstill_to_json
-from tests.chaos.faults import Standstill
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.report import print_outcome, to_json
-from tests.chaos.storm import CHOSEN, StormOutcome, play
+from tests.chaos.storm import CHOSEN, play
 
 PROGRAM: Final = "./run chaos"
 NOT_JUDGED: Final = 75
@@ -173,11 +172,17 @@ def command(
     tell = _teller()
     with _place(folder) as place:
         try:
-            outcome, found = (_play_on_cluster if cluster else _play)(plan, place, tell)
+            with cluster_ground(plan, place, tell) if cluster else _ground(place) as ground:
+                outcome = play(plan, ground, place, tell)
         except HarnessFailed as failure:
             if not folder:
                 _keep(place, "the storm has no verdict")
-            return _tell_failure(plan, failure, as_json)
+            if as_json:
+                print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
+            else:
+                print_data(f"No verdict: the harness failed, because {failure}")
+            return NOT_JUDGED
+        found = measured(ground.outages, place)
         is_good = outcome.verdict.is_good and not any(each.is_too_long for each in found)
         if not (folder or mutant or is_good):
             _keep(place, "the promise was broken")
@@ -221,27 +226,6 @@ def _ceilings(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise click.UsageError(f"--domain {text}: write DOMAIN:concurrent=N,per-second=N.")
         ceilings[found[1]] = tuple(f"--{option}" for option in found[2].strip(",").split(","))
     return ceilings
-
-
-def _play(plan: StormPlan, place: Path, tell: Callable[[str], None]) -> tuple[StormOutcome, list[Standstill]]:
-    with _ground(place) as ground:
-        return play(plan, ground, place, tell), []
-
-
-def _play_on_cluster(
-    plan: StormPlan, place: Path, tell: Callable[[str], None]
-) -> tuple[StormOutcome, list[Standstill]]:
-    with cluster_ground(plan, place, tell) as (ground, faults):
-        outcome = play(plan, ground, place, tell)
-    return outcome, measured(faults, place)
-
-
-def _tell_failure(plan: StormPlan, failure: HarnessFailed, as_json: bool) -> int:
-    if as_json:
-        print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
-    else:
-        print_data(f"No verdict: the harness failed, because {failure}")
-    return NOT_JUDGED
 
 
 @contextmanager

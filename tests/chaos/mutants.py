@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
@@ -70,17 +71,14 @@ def _alter(changes: Mapping[str, Mapping[str, str]]) -> None:
     vars(queries)["_sections"] = lambda: sections
 
 
-def _without_fencing() -> None:
-    _alter(
-        {
-            "record": {"and e.lease_token = r.lease_token)": ")"},
-            "renew": {
-                "(e.email_id, e.lease_token, e.status) in": "(e.email_id, e.status) in",
-                "select w.email_id, w.lease_token, 'sending'": "select w.email_id, 'sending'",
-            },
-            "release": {"e.lease_token = w.lease_token and ": ""},
-        }
-    )
+_UNFENCED: Final = {
+    "record": {"and e.lease_token = r.lease_token)": ")"},
+    "renew": {
+        "(e.email_id, e.lease_token, e.status) in": "(e.email_id, e.status) in",
+        "select w.email_id, w.lease_token, 'sending'": "select w.email_id, 'sending'",
+    },
+    "release": {"e.lease_token = w.lease_token and ": ""},
+}
 
 
 def _with_early_ack() -> None:
@@ -118,14 +116,6 @@ def _without_a_transition() -> None:
     del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
 
 
-def _without_proof() -> None:
-    _alter({"lease": {"and e.proven_by is null": ""}})
-
-
-def _with_cancelled_emails() -> None:
-    _alter({"lease": {"e.status = 'pending'": "e.status in ('pending', 'cancelled')"}})
-
-
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
         "the in-flight ledger is switched off",
@@ -135,7 +125,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "fencing-off": Mutant(
         "record, renew and release do not compare the lease's token",
-        _without_fencing,
+        partial(_alter, _UNFENCED),
         {"freeze worker": 1},
         "accepted more than once",
         # The provider is slow, so a frozen worker has leased emails that it has not begun to send. Other workers lease
@@ -165,14 +155,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "proof-ignored": Mutant(
         "the lease statement takes emails that an event proves to be accepted",
-        _without_proof,
+        partial(_alter, {"lease": {"and e.proven_by is null": ""}}),
         {"provider closes": 2, "release reported": 2},
         "accepted more than once",
         {"events": True},
     ),
     "cancel-ignored": Mutant(
         "the lease statement takes cancelled emails",
-        _with_cancelled_emails,
+        partial(_alter, {"lease": {"e.status = 'pending'": "e.status in ('pending', 'cancelled')"}}),
         {"cancel": 2, "inject duplicates": 2},
         'sent after "cancelled"',
         # More emails wait, so more of them are cancelled.

@@ -24,12 +24,6 @@ def kill_one(pids: Callable[[StormStage], list[int]]) -> Action:
     return kill
 
 
-kill_worker = kill_one(lambda stage: stage.find("worker"))
-kill_relay = kill_one(lambda stage: stage.find("relay"))
-kill_producer = kill_one(lambda stage: stage.producers.pids())
-"""The producer may die between a commit and the answer."""
-
-
 def kill_parent(stage: StormStage, random: Random) -> bool:
     """Send SIGKILL to a parent. Its children detect this and exit. The next parent starts immediately."""
     host = random.choice(stage.hosts)

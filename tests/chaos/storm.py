@@ -106,15 +106,10 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
         except Exception as error:  # errors of the product are recorded in the diary and raise no exception
             (folder / "harness.txt").write_text(traceback.format_exc())
             raise HarnessFailed(f"{type(error).__name__}: {error}") from error
-    _write_held(folder / "held.jsonl", books)
-    return StormOutcome(judge(books), books, stage.diary.actions, time.monotonic() - began_at)
-
-
-def _write_held(path: Path, books: Records) -> None:
-    """Write a file with the reason and all records for each held email, for the examination of unexplained held
-    emails."""
+    # Unexplained held emails can be examined by this file.
     lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
-    path.write_bytes(b"".join(lines))
+    (folder / "held.jsonl").write_bytes(b"".join(lines))
+    return StormOutcome(judge(books), books, stage.diary.actions, time.monotonic() - began_at)
 
 
 @contextmanager
