@@ -70,7 +70,8 @@ def print_standstills(found: Sequence[Standstill]) -> None:
     for each in found:
         _, seconds, after_quorum, whole_after = to_json(each).values()
         table.add(each.fault.name, seconds, after_quorum if each.fault.quorum_since else "", whole_after)
-    table.show()
+    if found:
+        table.show()
     for each in found:
         if each.is_too_long:
             print_data(f"WRONG: nothing was accepted for {each.seconds_after_quorum:.1f} s after: {each.fault.name}")

@@ -190,8 +190,7 @@ def command(
         print_json(to_json(plan, outcome) | {"standstills": [standstill_to_json(each) for each in found]})
     else:
         print_outcome(plan, outcome)
-        if found:
-            print_standstills(found)
+        print_standstills(found)
     return Exit.DONE if is_good else Exit.FAILED
 
 
