@@ -42,16 +42,12 @@ class Diary:
         self._disturbances: list[Disturbance] = []
         self._frozen: dict[int, int] = {}
 
-    def note(self, action: str, *, strikes: bool = True, **details: object) -> None:
-        """Record an action.
-
-        Args:
-            strikes: Whether the action can prevent a worker from renewing its leases.
-        """
+    def note(self, action: str, *, strikes: bool) -> None:
+        """Record an action. It strikes if it can prevent a worker from renewing its leases."""
         self.actions[action] += 1
         if strikes:
             self.struck_at.append(time.time())
-        self.note_event(action, **details)
+        self.note_event(action)
 
     def note_event(self, what: str, **details: object) -> None:
         """Record an event that is not counted."""

@@ -7,8 +7,10 @@ conftest.py of each folder imports the fixtures that its tests need.
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
@@ -16,7 +18,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.dev.servers import Servers
+from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers, private_servers
 from dispatcher.store.connections import AsyncSession, Pool, connect_async, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
@@ -159,6 +161,18 @@ def tables_url(kept_database_url: str, cleaner: Cleaner) -> Iterator[str]:
     cleaner.empty_tables()
     yield kept_database_url
     cleaner.end_other_sessions()
+
+
+@pytest.fixture(scope="session")
+def disturbed(servers: Servers) -> Iterator[Servers]:
+    """A PostgreSQL server for tests that stop it, or make commits wait. RabbitMQ is shared with other tests."""
+    with tempfile.TemporaryDirectory(prefix="dispatcher-own-") as folder, pytest.MonkeyPatch.context() as environment:
+        environment.delenv(DATABASE_URL, raising=False)
+        environment.setenv(AMQP_URL, servers.amqp_url)
+        environment.setenv(MANAGEMENT_URL, servers.management_url)
+        with private_servers(Path(folder) / "servers", progress=print) as running:
+            environment.undo()
+            yield running
 
 
 @pytest.fixture
