@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -95,15 +95,9 @@ NOT_JUDGED: Final = 75
 def command(
     minutes: float,
     seed: int | None,
-    policy: str,
     rate: float,
     emails: int | None,
     hosts: int | None,
-    workers: int,
-    provider: str,
-    channel: str,
-    bundle: int,
-    events: bool,
     settings: tuple[str, ...],
     ceilings: tuple[str, ...],
     recipients_per_transaction: int | None,
@@ -111,6 +105,7 @@ def command(
     mutant: str | None,
     folder: Path | None,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Tests the delivery promise: dispatches under load while an adversary causes faults, then checks every email.
 
@@ -140,31 +135,27 @@ def command(
     Exit codes: 0 the promise was kept; 1 the promise was broken, a standstill was longer than 15 s, or the dispatcher
     did not start; 75 no verdict, because the test harness failed: try again.
     """
-    if provider != "smtp" and (ceilings or recipients_per_transaction):
+    if given["provider"] != "smtp" and (ceilings or recipients_per_transaction):
         raise click.UsageError("--domain and --recipients-per-transaction need --provider smtp.")
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     plan = StormPlan(
         seconds=minutes * 60,
         seed=seed,
-        policy=policy,
         rate=emails / (minutes * 60) if emails else rate,
         hosts=hosts or (1 if cluster else 2),
-        workers=workers,
-        provider=provider,
-        channel=channel,
-        bundle=bundle,
-        events=events,
         settings=_settings(settings),
         ceilings=_ceilings(ceilings),
         recipients_per_transaction=recipients_per_transaction or 0,
+        **given,
     )
     if cluster:
         plan = replace(plan, deck=DECK if plan.hosts == 1 else DECK_OF_HOSTS, pause_seconds=PAUSE_SECONDS)
     if mutant:
         plan = MUTANTS[mutant].apply_to(plan)
     say(
-        f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {provider}, {plan.rate:g} emails/s, {plan.hosts} hosts "
-        f"with {plan.workers} workers each, bundles of {bundle}{', with events' if plan.events else ''}"
+        f"chaos: seed {seed}, {minutes:g} min, policy {plan.policy}, {plan.provider}, {plan.rate:g} emails/s, "
+        f"{plan.hosts} hosts with {plan.workers} workers each, bundles of {plan.bundle}"
+        f"{', with events' if plan.events else ''}"
     )
     # Also restore SIGINT, because a shell that starts us in the background makes us ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
