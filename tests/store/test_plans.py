@@ -126,20 +126,23 @@ def rows_read(connection: psycopg.Connection) -> dict[str, int]:
     return {str(name): int(number) for name, number in rows}
 
 
-async def assert_reads_few_rows(database_url: str, work: Awaitable[int], end: Callable[[], Awaitable[object]]) -> None:
-    """Does the work for a batch on the only other session. Fails if a statement scanned a whole index or table.
+async def assert_reads_few_rows(
+    database_url: str, work: Awaitable[int], end: Callable[[], Awaitable[object]], name: str = "planned"
+) -> None:
+    """Does the work for a batch on the session with this name. Fails if a statement scanned a whole index or table.
 
     Index entries of old row versions count, too. There are many of them while autovacuum analyzes the tables.
 
     Args:
-        end: Ends the other session. A session reports its counters only when it ends.
+        end: Ends the session. A session reports its counters only when it ends.
     """
     with psycopg.connect(database_url, autocommit=True) as connection:
-        wait_until(lambda: len(Books(connection).other_sessions()) == 1)
+        books = Books(connection)
+        wait_until(lambda: all(row["application_name"].startswith("planned") for row in books.other_sessions()))
         connection.execute("select pg_stat_reset()")
         assert await work == BATCH
         await end()
-        wait_until(lambda: not Books(connection).sessions("planned"))
+        wait_until(lambda: not books.sessions(name))
         read = rows_read(connection)
         assert 0 < max(read.values()) < EMAILS, read
 
@@ -201,7 +204,7 @@ async def test_relay_statements_planned_for_small_tables_scan_no_large_ones(
 
 
 @pytest.mark.parametrize("prepare", FOUND)
-async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
+async def test_event_and_polling_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, prepare: Callable[[Books], None]
 ) -> None:
     hasher = AddressHasher(b"k" * 32)
@@ -211,15 +214,22 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
         events = [ProviderEvent(email_id=i, provider="ses", kind=EventKind.OPENED, happened_at=now) for i in email_ids]
         return [EventRow.of(event, hasher) for event in events]
 
+    async def poll(held_id: UUID) -> int:
+        found = await find_polled(poller, "twilio", after=None, youngest_seconds=600.0, oldest_seconds=3600.0)
+        await find_held_message(poller, held_id)
+        return len(found)
+
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
         prepare(books)
         session = await connect_async(database_url, name="planned", keeps_plans=True)
+        poller = await connect_async(database_url, name="planned poller", keeps_plans=True)
         outbox = Outbox(session)
         for _ in range(RUNS):
             await store_events(session, reported(new_email_ids(BATCH)), SuppressionRules())
             await settle_proven(session, new_email_ids(BATCH))
             await outbox.settle_proven(BATCH)
+            await poll(new_email_ids(1)[0])
 
         email_ids = enqueue(books, EMAILS)
         books.lose_attempt(*email_ids)
@@ -235,30 +245,14 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
                 pass
         connection.execute("vacuum email_log")
 
-    async def work() -> int:
+    async def settle() -> int:
         await store_events(session, reported(email_ids[:: EMAILS // BATCH]), SuppressionRules())
         return len(await outbox.settle_proven(EMAILS))
 
-    await assert_reads_few_rows(database_url, work(), session.close)
-
-
-@pytest.mark.parametrize("prepare", FOUND)
-async def test_polling_statements_planned_for_small_tables_scan_no_large_ones(
-    database_url: str, prepare: Callable[[Books], None]
-) -> None:
-    async def work(held_id: UUID | None = None) -> int:
-        found = await find_polled(session, "twilio", after=None, youngest_seconds=600.0, oldest_seconds=3600.0)
-        await find_held_message(session, held_id or new_email_ids(1)[0])
-        return len(found)
+    await assert_reads_few_rows(database_url, settle(), session.close)
 
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
-        prepare(books)
-        session = await connect_async(database_url, name="planned", keeps_plans=True)
-        for _ in range(RUNS):
-            await work()
-
-        email_ids = enqueue(books, EMAILS)
         connection.execute("update email_log set status = 'sent', sent_at = now() - interval '20 minutes'")
         sms = "update email_log set channel = 'sms', provider = 'twilio', sent_at = %s where email_id = any(%s)"
         connection.execute(sms, [datetime.now(UTC) - timedelta(days=2), email_ids[::2]])
@@ -267,7 +261,7 @@ async def test_polling_statements_planned_for_small_tables_scan_no_large_ones(
         books.change(held_id, channel="sms", status="held", settled_at=datetime.now(UTC), leased_at=datetime.now(UTC))
         connection.execute("vacuum email_log")
 
-    await assert_reads_few_rows(database_url, work(held_id), session.close)
+    await assert_reads_few_rows(database_url, poll(held_id), poller.close, "planned poller")
 
 
 async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(database_url: str) -> None:
