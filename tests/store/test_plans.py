@@ -255,8 +255,8 @@ async def test_event_and_polling_statements_planned_for_small_tables_scan_no_lar
         books = Books(connection)
         connection.execute("update email_log set status = 'sent', sent_at = now() - interval '20 minutes'")
         sms = "update email_log set channel = 'sms', provider = 'twilio', sent_at = %s where email_id = any(%s)"
-        connection.execute(sms, [datetime.now(UTC) - timedelta(days=2), email_ids[::2]])
-        connection.execute(sms, [datetime.now(UTC) - timedelta(minutes=20), email_ids[: 2 * BATCH : 2]])
+        connection.execute(sms, [datetime.now(UTC) - timedelta(days=2), email_ids])
+        connection.execute(sms, [datetime.now(UTC) - timedelta(minutes=20), email_ids[:BATCH]])
         held_id = books.enqueue_one(to="bob@example.org")
         books.change(held_id, channel="sms", status="held", settled_at=datetime.now(UTC), leased_at=datetime.now(UTC))
         connection.execute("vacuum email_log")
