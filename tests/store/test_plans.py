@@ -90,10 +90,6 @@ def enqueue(books: Books, count: int, **fields: Any) -> list[UUID]:
 
 
 FOUND = (nothing, found_empty, found_small)
-KEEPS_PLANS = pytest.mark.parametrize(
-    ("prepare", "keeps_plans"), [*((each, True) for each in FOUND), (found_small, False)]
-)
-"""Sessions that keep their plans whatever the tables contained, and other sessions."""
 
 
 async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
@@ -147,24 +143,6 @@ async def assert_reads_few_rows(
         assert 0 < max(read.values()) < EMAILS, read
 
 
-@KEEPS_PLANS
-async def test_worker_statements_planned_for_small_tables_scan_no_large_ones(
-    database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
-) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        books = Books(connection)
-        prepare(books)
-        pool = make_pool(database_url, name="planned", size=1, keeps_plans=keeps_plans)
-        await pool.open()
-        store = LeaseStore(pool, worker="planned", slot="slot-1")
-        for _ in range(RUNS):
-            await do_all(store, dict.fromkeys(new_email_ids(BATCH), "unknown"))
-
-        keys = books.keys(enqueue(books, EMAILS)[:: EMAILS // BATCH])
-
-    await assert_reads_few_rows(database_url, do_all(store, keys), pool.close)
-
-
 async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     """Executes the statements that a relay repeats; returns the number of marked emails.
 
@@ -184,23 +162,29 @@ async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     return len(due) - len(left)
 
 
-@KEEPS_PLANS
-async def test_relay_statements_planned_for_small_tables_scan_no_large_ones(
+@pytest.mark.parametrize(("prepare", "keeps_plans"), [*((each, True) for each in FOUND), (found_small, False)])
+async def test_worker_and_relay_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
 ) -> None:
+    """In sessions that keep their plans whatever the tables contained, and in other sessions."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
         prepare(books)
-        session = await connect_async(database_url, name="planned", keeps_plans=keeps_plans)
+        pool = make_pool(database_url, name="planned", size=1, keeps_plans=keeps_plans)
+        await pool.open()
+        store = LeaseStore(pool, worker="planned", slot="slot-1")
+        session = await connect_async(database_url, name="planned relay", keeps_plans=keeps_plans)
         outbox = Outbox(session)
         for _ in range(RUNS):
+            await do_all(store, dict.fromkeys(new_email_ids(BATCH), "unknown"))
             await do_all_relay_work(outbox, dict.fromkeys(new_email_ids(BATCH), datetime.now(UTC)))
 
-        enqueue(books, EMAILS)
-        rows = books.select("select email_id, publish_due_at from email_log where publish_due_at is not null")
-        due = {row["email_id"]: row["publish_due_at"] for row in rows[:: len(rows) // BATCH][:BATCH]}
+        email_ids = enqueue(books, EMAILS)
+        keys = books.keys(email_ids[:: EMAILS // BATCH])
+        due = {each: books.row(each)["publish_due_at"] for each in email_ids[1 :: EMAILS // BATCH]}
 
-    await assert_reads_few_rows(database_url, do_all_relay_work(outbox, due), session.close)
+    await assert_reads_few_rows(database_url, do_all(store, keys), pool.close)
+    await assert_reads_few_rows(database_url, do_all_relay_work(outbox, due), session.close, "planned relay")
 
 
 @pytest.mark.parametrize("prepare", FOUND)
