@@ -27,14 +27,7 @@ from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, priva
 from dispatcher.errors import DispatcherError
 from dispatcher.telemetry.log import configure
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
-from tests.chaos.cluster_storm import (
-    DECK,
-    DECK_OF_HOSTS,
-    PAUSE_SECONDS,
-    cluster_ground,
-    measured,
-    print_standstills,
-)
+from tests.chaos.cluster_storm import DECK, DECK_OF_HOSTS, PAUSE_SECONDS, cluster_ground, measured, print_standstills
 from tests.chaos.cluster_storm import to_json as standstill_to_json
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
