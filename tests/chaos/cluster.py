@@ -1,8 +1,8 @@
 """Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, which a storm may kill and freeze.
 
-For PostgreSQL, `Cluster` is also the HA manager, like Patroni in production. It fences a primary before it promotes the
-standby, rebuilds the old primary as a standby, and makes a standby synchronous once the standby streams. All methods
-block until they are done.
+`PostgresPair` is also the HA manager, like Patroni in production. It fences a primary before it promotes the standby,
+rebuilds the old primary as a standby, and makes a standby synchronous once the standby streams. All methods block until
+they are done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -34,39 +34,30 @@ SETTINGS: Final = {
 BOOT_SECONDS: Final = 180.0
 LOOK_SECONDS: Final = 0.1
 
+P = TypeVar("P", bound="PostgresPair")
 
-class Cluster:
-    """The servers, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`.
+
+class PostgresPair:
+    """A primary and a standby, which is synchronous from the start.
 
     Attributes:
-        servers: The URLs of all RabbitMQ nodes and PostgreSQL servers.
         primary: The name of the PostgreSQL server that accepts writes.
         standby: The name of the PostgreSQL server that replicates the primary.
+        source: Where PostgreSQL's programs come from.
+        url: The URL of whichever server accepts writes.
     """
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
         self._processes = processes
         self._progress = progress
         self._plans: dict[str, Plan] = {}
-        accesses, rabbitmq_source = rabbitmq.start(processes, progress, disposable=True, nodes=NODES)
-        self.nodes = dict(zip(rabbitmq.names_of(NODES), accesses, strict=True))
         self.primary, self.standby = MEMBERS
-        first, postgres_source = postgres.start(processes, progress, SETTINGS, name=self.primary)
+        first, self.source = postgres.start(processes, progress, SETTINGS, name=self.primary)
         self._members = {self.primary: first}
         self.rebuild_standby()
         hosts = ",".join(f"127.0.0.1:{self._members[name].port}" for name in MEMBERS)
         login = f"{postgres.ROLE}:{first.password}"
-        self.servers = Servers(
-            database_url=f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write",
-            amqp_url=",".join(access.amqp_url for access in accesses),
-            management_url=",".join(access.management_url for access in accesses),
-            folder=processes.folder,
-            owned=True,
-            postgres_source=postgres_source,
-            rabbitmq_source=rabbitmq_source,
-        )
-
-    # Methods for any server.
+        self.url = f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
 
     def freeze(self, name: str) -> None:
         """Freeze a server's processes until `thaw`. The server's connections stay open."""
@@ -92,7 +83,85 @@ class Cluster:
         """Start an ended server with its old data. Does not wait until the server is ready."""
         self._processes.launch(name, self._plans.pop(name))
 
-    # Methods for RabbitMQ.
+    def promote(self) -> None:
+        """Promote the standby. Before the call, the primary must be fenced: it must have ended and must not restart as
+        a primary."""
+        assert self.primary not in self._processes.running(), "the primary is not fenced"
+        with self.session(self.standby) as session:
+            # The new primary has no standby yet. If its settings required one, commits would wait.
+            session.execute("alter system set synchronous_standby_names = ''")
+            session.execute("select pg_reload_conf()")
+            session.execute("select pg_promote(wait => false)")
+        self._await(lambda: self.says(self.standby, "select not pg_is_in_recovery()"), "the promotion")
+        self.primary, self.standby = self.standby, self.primary
+
+    def rebuild_standby(self) -> None:
+        self._plans.pop(self.standby, None)
+        primary = self._members[self.primary]
+        access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)
+        self._members[self.standby] = access
+        self.trust_standby()
+
+    def distrust_standby(self) -> None:
+        """Stop commits from waiting for the standby. Commits that already wait complete now."""
+        self._set_synchronous("")
+
+    def trust_standby(self) -> None:
+        streams = "select count(*) = 1 from pg_stat_replication where state = 'streaming'"
+        self._await(lambda: self.says(self.primary, streams), f"the stream to {self.standby}")
+        self._set_synchronous(f'ANY 1 ("{self.standby}")')
+        quorum = "select count(*) = 1 from pg_stat_replication where sync_state = 'quorum'"
+        self._await(lambda: self.says(self.primary, quorum), f"{self.standby} as a synchronous standby")
+
+    def _set_synchronous(self, names: str) -> None:
+        with self.session(self.primary) as session:
+            session.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
+            session.execute("select pg_reload_conf()")
+
+    def says(self, name: str, question: str) -> bool:
+        """Whether a server answers, and its answer is true."""
+        with suppress(psycopg.OperationalError), self.session(name) as session:
+            row = session.execute(question.encode()).fetchone()
+            return bool(row and row[0])
+        return False
+
+    @contextmanager
+    def session(self, name: str) -> Iterator[psycopg.Connection]:
+        with psycopg.connect(self._members[name].url, autocommit=True, connect_timeout=2) as session:
+            yield session
+
+    def _family(self, name: str) -> list[int]:
+        pid = self._processes.running()[name]
+        return [pid, *descendants(pid)]
+
+    def _await(self, condition: Callable[[], bool], what: str, looks_every: float = LOOK_SECONDS) -> None:
+        def holds() -> bool:
+            time.sleep(looks_every)
+            return condition()
+
+        eventually(holds, what, seconds=BOOT_SECONDS)
+
+
+class Cluster(PostgresPair):
+    """A pair and three RabbitMQ nodes, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`.
+
+    Attributes:
+        servers: The URLs of all RabbitMQ nodes and PostgreSQL servers.
+    """
+
+    def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
+        accesses, rabbitmq_source = rabbitmq.start(processes, progress, disposable=True, nodes=NODES)
+        self.nodes = dict(zip(rabbitmq.names_of(NODES), accesses, strict=True))
+        super().__init__(processes, progress)
+        self.servers = Servers(
+            database_url=self.url,
+            amqp_url=",".join(access.amqp_url for access in accesses),
+            management_url=",".join(access.management_url for access in accesses),
+            folder=processes.folder,
+            owned=True,
+            postgres_source=self.source,
+            rabbitmq_source=rabbitmq_source,
+        )
 
     def leader_of(self, queue: str) -> str:
         node = self._queue(queue).get("leader")
@@ -120,65 +189,6 @@ class Cluster:
                 return dict(found)
         return {}
 
-    # Methods for PostgreSQL.
-
-    def promote(self) -> None:
-        """Promote the standby. Before the call, the primary must be fenced: it must have ended and must not restart as
-        a primary."""
-        assert self.primary not in self._processes.running(), "the primary is not fenced"
-        with self._session(self.standby) as session:
-            # The new primary has no standby yet. If its settings required one, commits would wait.
-            session.execute("alter system set synchronous_standby_names = ''")
-            session.execute("select pg_reload_conf()")
-            session.execute("select pg_promote(wait => false)")
-        self._await(lambda: self._says(self.standby, "select not pg_is_in_recovery()"), "the promotion")
-        self.primary, self.standby = self.standby, self.primary
-
-    def rebuild_standby(self) -> None:
-        self._plans.pop(self.standby, None)
-        primary = self._members[self.primary]
-        access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)
-        self._members[self.standby] = access
-        self.trust_standby()
-
-    def distrust_standby(self) -> None:
-        """Stop commits from waiting for the standby. Commits that already wait complete now."""
-        self._set_synchronous("")
-
-    def trust_standby(self) -> None:
-        streams = "select count(*) = 1 from pg_stat_replication where state = 'streaming'"
-        self._await(lambda: self._says(self.primary, streams), f"the stream to {self.standby}")
-        self._set_synchronous(f'ANY 1 ("{self.standby}")')
-        quorum = "select count(*) = 1 from pg_stat_replication where sync_state = 'quorum'"
-        self._await(lambda: self._says(self.primary, quorum), f"{self.standby} as a synchronous standby")
-
-    def _set_synchronous(self, names: str) -> None:
-        with self._session(self.primary) as session:
-            session.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
-            session.execute("select pg_reload_conf()")
-
-    def _says(self, name: str, question: str) -> bool:
-        with suppress(psycopg.OperationalError), self._session(name) as session:
-            row = session.execute(question.encode()).fetchone()
-            return bool(row and row[0])
-        return False
-
-    @contextmanager
-    def _session(self, name: str) -> Iterator[psycopg.Connection]:
-        with psycopg.connect(self._members[name].url, autocommit=True, connect_timeout=2) as session:
-            yield session
-
-    def _family(self, name: str) -> list[int]:
-        pid = self._processes.running()[name]
-        return [pid, *descendants(pid)]
-
-    def _await(self, condition: Callable[[], bool], what: str, looks_every: float = LOOK_SECONDS) -> None:
-        def holds() -> bool:
-            time.sleep(looks_every)
-            return condition()
-
-        eventually(holds, what, seconds=BOOT_SECONDS)
-
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
@@ -187,8 +197,8 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 @contextmanager
-def private_cluster(folder: Path, progress: Callable[[str], None]) -> Iterator[Cluster]:
-    """Run a cluster for the block. If this process is killed inside the block, the cluster ends, too.
+def private(kind: type[P], folder: Path, progress: Callable[[str], None]) -> Iterator[P]:
+    """Run a pair or a cluster for the block. If this process is killed inside the block, the servers end, too.
 
     Raises:
         ServerUnavailable: the servers cannot be started.
@@ -197,6 +207,6 @@ def private_cluster(folder: Path, progress: Callable[[str], None]) -> Iterator[C
     processes = Processes(folder.absolute())
     processes.spawn_keeper(os.getpid())
     try:
-        yield Cluster(processes, progress)
+        yield kind(processes, progress)
     finally:
         processes.stop()

@@ -12,7 +12,7 @@ from dispatcher.cli.output import print_data
 from dispatcher.cli.table import Table
 from dispatcher.dev.acceptance_ledger import read_ledger
 from tests.acceptance.outages import StoppableServers
-from tests.chaos.cluster import private_cluster
+from tests.chaos.cluster import Cluster, private
 from tests.chaos.faults import FaultSchedule, Standstill, standstills
 from tests.chaos.outages import Outages
 from tests.chaos.plan import Ground, StormPlan
@@ -39,7 +39,7 @@ def cluster_ground(
 ) -> Iterator[Ground]:
     """Run a cluster for this storm, with a schedule of faults: exactly `names`, or drawn by the seed."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
-    with private_cluster(place / "servers", progress) as cluster:
+    with private(Cluster, place / "servers", progress) as cluster:
         faults = FaultSchedule(
             cluster, topology.queue, seed=plan.seed, seconds=plan.seconds, names=names, tell=progress
         )

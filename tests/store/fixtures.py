@@ -129,23 +129,9 @@ class KeptSession:
             self._session.close()
 
 
-class Cleaner(KeptSession):
-    """Empties the kept database over one session for the whole run."""
-
-    def empty_tables(self) -> None:
-        self.open().execute(_EMPTY.encode())
-
-    def end_other_sessions(self) -> None:
-        """Terminates the sessions of the test, and waits until they have ended. Otherwise, the next test would find
-        their locks and names."""
-        session = self.open()
-        session.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
-        wait_until(lambda: session.execute(f"select {_OTHERS}".encode()).fetchone() is None)
-
-
 @pytest.fixture(scope="session")
-def cleaner(kept_database_url: str) -> Iterator[Cleaner]:
-    with closing(Cleaner(kept_database_url, "test cleaner")) as opened:
+def cleaner(kept_database_url: str) -> Iterator[KeptSession]:
+    with closing(KeptSession(kept_database_url, "test cleaner")) as opened:
         yield opened
 
 
@@ -156,11 +142,14 @@ def kept_session(kept_database_url: str) -> Iterator[KeptSession]:
 
 
 @pytest.fixture
-def tables_url(kept_database_url: str, cleaner: Cleaner) -> Iterator[str]:
+def tables_url(kept_database_url: str, cleaner: KeptSession) -> Iterator[str]:
     """A migrated, empty database without sessions of other tests."""
-    cleaner.empty_tables()
+    cleaner.open().execute(_EMPTY.encode())
     yield kept_database_url
-    cleaner.end_other_sessions()
+    # Otherwise, the next test would find the locks and names of these sessions.
+    session = cleaner.open()
+    session.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
+    wait_until(lambda: session.execute(f"select {_OTHERS}".encode()).fetchone() is None)
 
 
 @pytest.fixture(scope="session")
