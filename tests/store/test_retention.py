@@ -224,7 +224,7 @@ async def test_checking_a_week_may_take_longer_than_the_statement_timeout(books:
         with psycopg.connect(database_url) as holder:
             holder.execute(f"lock table email_log_{week_of(next_week)} in access exclusive mode".encode())
             others = asyncio.create_task(collect(pruning))
-            await until(lambda: others.done() or is_waiting(books, "pruning", longer_than_seconds=2 * most_seconds))
+            await until(lambda: others.done() or is_waiting(books, 2 * most_seconds))
             holder.rollback()
         steps = [first, *await others]
 
@@ -238,14 +238,9 @@ async def collect(steps: AsyncIterator[PrunedStep | FailedStep]) -> list[PrunedS
     return [step async for step in steps]
 
 
-def is_waiting(books: Books, name: str, *, longer_than_seconds: float) -> bool:
-    rows = books.select(
-        "select from pg_stat_activity where application_name = %s and wait_event_type = 'Lock' "
-        "and clock_timestamp() - query_start > %s * interval '1 second'",
-        name,
-        longer_than_seconds,
-    )
-    return bool(rows)
+def is_waiting(books: Books, seconds: float) -> bool:
+    waiting = "select from pg_stat_activity where application_name = 'pruning' and wait_event_type = 'Lock' and "
+    return bool(books.select(waiting + "clock_timestamp() - query_start > %s * interval '1 second'", seconds))
 
 
 REPLAY = [PrunedStep("replayed", 1), PrunedStep("replay", 1), PrunedStep("act", 1)]
