@@ -35,10 +35,7 @@ class Books:
     """Direct access to the tables of one database."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
-        """
-        Args:
-            connection: A connection in autocommit mode.
-        """
+        """The connection must be in autocommit mode."""
         self.connection = connection
 
     def enqueue(self, count: int = 1, **fields: Any) -> list[UUID]:

@@ -127,10 +127,8 @@ async def assert_reads_few_rows(
 ) -> None:
     """Does the work for a batch on the session with this name. Fails if a statement scanned a whole index or table.
 
-    Index entries of old row versions count, too. There are many of them while autovacuum analyzes the tables.
-
-    Args:
-        end: Ends the session. A session reports its counters only when it ends.
+    Index entries of old row versions count, too. There are many of them while autovacuum analyzes the tables. `end`
+    ends the session, because a session reports its counters only when it ends.
     """
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
