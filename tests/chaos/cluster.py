@@ -38,14 +38,8 @@ P = TypeVar("P", bound="PostgresPair")
 
 
 class PostgresPair:
-    """A primary and a standby, which is synchronous from the start.
-
-    Attributes:
-        primary: The name of the PostgreSQL server that accepts writes.
-        standby: The name of the PostgreSQL server that replicates the primary.
-        source: Where PostgreSQL's programs come from.
-        url: The URL of whichever server accepts writes.
-    """
+    """A primary and a standby, which is synchronous from the start. `primary` and `standby` are their names now; with
+    `url`, a client reaches the primary."""
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
         self._processes = processes
@@ -143,11 +137,7 @@ class PostgresPair:
 
 
 class Cluster(PostgresPair):
-    """A pair and three RabbitMQ nodes, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`.
-
-    Attributes:
-        servers: The URLs of all RabbitMQ nodes and PostgreSQL servers.
-    """
+    """A pair and three RabbitMQ nodes, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`."""
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
         accesses, rabbitmq_source = rabbitmq.start(processes, progress, disposable=True, nodes=NODES)

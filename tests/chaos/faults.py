@@ -60,11 +60,7 @@ class Standstill:
 
 class FaultSchedule(Outages):
     """Runs the actions in a random order that the seed determines. Every action runs once before any action runs again.
-
-    Attributes:
-        faults: The faults that have started.
-        ended_at: The end of the storm.
-    """
+    `faults` are those that have started."""
 
     def __init__(
         self,

@@ -17,10 +17,7 @@ TURN_SECONDS: Final = 30.0
 
 class Network:
     """Runs the proxies in their own thread. Every method returns when the proxies have carried out the command.
-
-    Attributes:
-        urls: For each server, the URL of the proxy.
-    """
+    `urls` has the URL of each server's proxy."""
 
     def __init__(self, urls: Mapping[str, str]) -> None:
         self._loop = asyncio.new_event_loop()

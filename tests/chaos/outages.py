@@ -24,11 +24,7 @@ class _Absence:
 
 
 class Outages:
-    """The servers that are down, and when each server restarts.
-
-    Attributes:
-        stoppable: The names of the servers that this storm may stop.
-    """
+    """The servers that are down, and when each server restarts. The storm may stop only the `stoppable` ones."""
 
     def __init__(self, ground: StoppableServers, stoppable: Collection[str]) -> None:
         self.stoppable = frozenset(stoppable)

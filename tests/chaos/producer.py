@@ -18,10 +18,9 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import psycopg
@@ -60,14 +59,9 @@ EXPIRING: Final = {5: 3.0, 12: 6.0, 17: 1.0, 19: 0.05}
 """The same for the expiry. With the shortest, some emails expire before they are enqueued."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """The records in a producer's file: a line before each call, and a line after the answer.
-
-    Attributes:
-        keys: The keys of the calls, in order.
-        answers: The answers: key, email id, acceptance.
-    """
+class Notes(NamedTuple):
+    """The records in a producer's file: the keys of each call before it, and then its answers, each with the key, the
+    email's id and the acceptance."""
 
     keys: tuple[str, ...]
     answers: tuple[tuple[str, str, str], ...]

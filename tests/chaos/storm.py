@@ -65,12 +65,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class StormOutcome:
-    """A finished storm.
-
-    Attributes:
-        actions: The count of each action.
-        seconds: From the first process to the last.
-    """
+    """A finished storm, which took `seconds` from the first process to the last, with the count of each action."""
 
     verdict: Judgement
     books: Records
@@ -291,11 +286,8 @@ def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str], int]) -> None:
     """Wait until every email is in a final status, every dead letter is published, and the queue is empty. If there is
-    no progress, and no email waits for its time, stop waiting; the oracle then judges.
-
-    Args:
-        queued: Returns the number of messages on the queue.
-    """
+    no progress, and no email waits for its time, stop waiting; the oracle then judges. `queued` counts the messages of
+    the queue."""
     fewest, moved_at = sys.maxsize, time.monotonic()
     while left := _unfinished(stage, queued):
         if left < fewest or _some_wait(stage):
