@@ -1,8 +1,8 @@
 """Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, which a storm may kill and freeze.
 
-For PostgreSQL, `Cluster` is also the HA manager, like Patroni in production. It fences a primary before it promotes the
-standby, rebuilds the old primary as a standby, and makes a standby synchronous once the standby streams. All methods
-block until they are done.
+`PostgresPair` is also the HA manager, like Patroni in production. It fences a primary before it promotes the standby,
+rebuilds the old primary as a standby, and makes a standby synchronous once the standby streams. All methods block until
+they are done.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -34,52 +34,31 @@ SETTINGS: Final = {
 BOOT_SECONDS: Final = 180.0
 LOOK_SECONDS: Final = 0.1
 
+P = TypeVar("P", bound="PostgresPair")
 
-class Cluster:
-    """The servers, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`.
 
-    Attributes:
-        servers: The URLs of all RabbitMQ nodes and PostgreSQL servers.
-        primary: The name of the PostgreSQL server that accepts writes.
-        standby: The name of the PostgreSQL server that replicates the primary.
-    """
+class PostgresPair:
+    """A primary and a standby, which is synchronous from the start. `primary` and `standby` are their names now; with
+    `url`, a client reaches the primary."""
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
-        """Start the servers."""
         self._processes = processes
         self._progress = progress
         self._plans: dict[str, Plan] = {}
-        accesses, rabbitmq_source = rabbitmq.start(processes, progress, disposable=True, nodes=NODES)
-        self.nodes = dict(zip(rabbitmq.names_of(NODES), accesses, strict=True))
         self.primary, self.standby = MEMBERS
-        first, postgres_source = postgres.start(processes, progress, SETTINGS, name=self.primary)
+        first, self.source = postgres.start(processes, progress, SETTINGS, name=self.primary)
         self._members = {self.primary: first}
         self.rebuild_standby()
         hosts = ",".join(f"127.0.0.1:{self._members[name].port}" for name in MEMBERS)
         login = f"{postgres.ROLE}:{first.password}"
-        self.servers = Servers(
-            database_url=f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write",
-            amqp_url=",".join(access.amqp_url for access in accesses),
-            management_url=",".join(access.management_url for access in accesses),
-            folder=processes.folder,
-            owned=True,
-            postgres_source=postgres_source,
-            rabbitmq_source=rabbitmq_source,
-        )
-
-    # Methods for any server.
+        self.url = f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
 
     def freeze(self, name: str) -> None:
         """Freeze a server's processes until `thaw`. The server's connections stay open."""
-        for pid in self._family(name):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        _send(self._family(name), signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let a frozen server continue."""
-        for pid in self._family(name):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        _send(self._family(name), signal.SIGCONT)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a server, which stays down until `restart`. SIGKILL also ends the server's children and frozen
@@ -89,9 +68,7 @@ class Cluster:
         self._plans[name] = json.loads(path.read_text())
         path.unlink()
         family = self._family(name)
-        for pid in family if number == signal.SIGKILL else family[:1]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        _send(family if number == signal.SIGKILL else family[:1], number)
         gone = [identity for pid in family if (identity := keeper.identify(pid))]
         self._await(lambda: not any(map(keeper.is_alive, gone)), f"the end of {name}")
         self._await(lambda: name not in self._processes.running(), f"the keeper's record that {name} has ended")
@@ -100,56 +77,19 @@ class Cluster:
         """Start an ended server with its old data. Does not wait until the server is ready."""
         self._processes.launch(name, self._plans.pop(name))
 
-    # Methods for RabbitMQ.
-
-    def leader_of(self, queue: str) -> str:
-        """The node that leads a quorum queue."""
-        node = self._queue(queue).get("leader")
-        return next(name for name, access in self.nodes.items() if access.node == node)
-
-    def await_nodes(self, count: int = NODES) -> None:
-        """Wait until this many nodes answer and have joined one cluster."""
-
-        def have_met() -> bool:
-            return sum(rabbitmq.running_nodes(access) == count for access in self.nodes.values()) == count
-
-        self._await(have_met, f"{count} nodes of RabbitMQ", looks_every=0.5)
-
-    def await_quorum(self) -> None:
-        """Wait until at least two nodes answer and have joined one cluster."""
-
-        def is_quorum() -> bool:
-            return any(rabbitmq.running_nodes(access) > NODES // 2 for access in self.nodes.values())
-
-        self._await(is_quorum, "a quorum of RabbitMQ's nodes")
-
-    def await_replicas(self, queue: str) -> None:
-        """Wait until every member of a quorum queue is online."""
-        self._await(lambda: len(self._queue(queue).get("online", ())) == NODES, f"the members of {queue}", 0.5)
-
-    def _queue(self, queue: str) -> dict[str, Any]:
-        for access in self.nodes.values():
-            status, found = rabbitmq.ask(access, f"/api/queues/%2F/{queue}")
-            if status == 200:
-                return dict(found)
-        return {}
-
-    # Methods for PostgreSQL.
-
     def promote(self) -> None:
         """Promote the standby. Before the call, the primary must be fenced: it must have ended and must not restart as
         a primary."""
         assert self.primary not in self._processes.running(), "the primary is not fenced"
-        with self._session(self.standby) as session:
+        with self.session(self.standby) as session:
             # The new primary has no standby yet. If its settings required one, commits would wait.
             session.execute("alter system set synchronous_standby_names = ''")
             session.execute("select pg_reload_conf()")
             session.execute("select pg_promote(wait => false)")
-        self._await(lambda: self._says(self.standby, "select not pg_is_in_recovery()"), "the promotion")
+        self._await(lambda: self.says(self.standby, "select not pg_is_in_recovery()"), "the promotion")
         self.primary, self.standby = self.standby, self.primary
 
     def rebuild_standby(self) -> None:
-        """Rebuild the standby from the primary, and make commits wait for the standby."""
         self._plans.pop(self.standby, None)
         primary = self._members[self.primary]
         access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)
@@ -161,26 +101,26 @@ class Cluster:
         self._set_synchronous("")
 
     def trust_standby(self) -> None:
-        """Make commits wait for the standby, after the standby has begun to stream."""
         streams = "select count(*) = 1 from pg_stat_replication where state = 'streaming'"
-        self._await(lambda: self._says(self.primary, streams), f"the stream to {self.standby}")
+        self._await(lambda: self.says(self.primary, streams), f"the stream to {self.standby}")
         self._set_synchronous(f'ANY 1 ("{self.standby}")')
         quorum = "select count(*) = 1 from pg_stat_replication where sync_state = 'quorum'"
-        self._await(lambda: self._says(self.primary, quorum), f"{self.standby} as a synchronous standby")
+        self._await(lambda: self.says(self.primary, quorum), f"{self.standby} as a synchronous standby")
 
     def _set_synchronous(self, names: str) -> None:
-        with self._session(self.primary) as session:
+        with self.session(self.primary) as session:
             session.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
             session.execute("select pg_reload_conf()")
 
-    def _says(self, name: str, question: str) -> bool:
-        with suppress(psycopg.OperationalError), self._session(name) as session:
+    def says(self, name: str, question: str) -> bool:
+        """Whether a server answers, and its answer is true."""
+        with suppress(psycopg.OperationalError), self.session(name) as session:
             row = session.execute(question.encode()).fetchone()
             return bool(row and row[0])
         return False
 
     @contextmanager
-    def _session(self, name: str) -> Iterator[psycopg.Connection]:
+    def session(self, name: str) -> Iterator[psycopg.Connection]:
         with psycopg.connect(self._members[name].url, autocommit=True, connect_timeout=2) as session:
             yield session
 
@@ -196,9 +136,59 @@ class Cluster:
         eventually(holds, what, seconds=BOOT_SECONDS)
 
 
+class Cluster(PostgresPair):
+    """A pair and three RabbitMQ nodes, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`."""
+
+    def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
+        accesses, rabbitmq_source = rabbitmq.start(processes, progress, disposable=True, nodes=NODES)
+        self.nodes = dict(zip(rabbitmq.names_of(NODES), accesses, strict=True))
+        super().__init__(processes, progress)
+        self.servers = Servers(
+            database_url=self.url,
+            amqp_url=",".join(access.amqp_url for access in accesses),
+            management_url=",".join(access.management_url for access in accesses),
+            folder=processes.folder,
+            owned=True,
+            postgres_source=self.source,
+            rabbitmq_source=rabbitmq_source,
+        )
+
+    def leader_of(self, queue: str) -> str:
+        node = self._queue(queue).get("leader")
+        return next(name for name, access in self.nodes.items() if access.node == node)
+
+    def await_nodes(self) -> None:
+        """Wait until all nodes answer and have joined one cluster."""
+        self._await(lambda: set(self._joined()) == {NODES}, f"{NODES} nodes of RabbitMQ", looks_every=0.5)
+
+    def await_quorum(self) -> None:
+        """Wait until at least two nodes answer and have joined one cluster."""
+        self._await(lambda: max(self._joined()) > NODES // 2, "a quorum of RabbitMQ's nodes")
+
+    def _joined(self) -> list[int]:
+        """For each node, the number of nodes that run with it in one cluster."""
+        return [rabbitmq.running_nodes(access) for access in self.nodes.values()]
+
+    def await_replicas(self, queue: str) -> None:
+        self._await(lambda: len(self._queue(queue).get("online", ())) == NODES, f"the members of {queue}", 0.5)
+
+    def _queue(self, queue: str) -> dict[str, Any]:
+        for access in self.nodes.values():
+            status, found = rabbitmq.ask(access, f"/api/queues/%2F/{queue}")
+            if status == 200:
+                return dict(found)
+        return {}
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 @contextmanager
-def private_cluster(folder: Path, progress: Callable[[str], None]) -> Iterator[Cluster]:
-    """Run a cluster for the block. If this process is killed inside the block, the cluster ends, too.
+def private(kind: type[P], folder: Path, progress: Callable[[str], None]) -> Iterator[P]:
+    """Run a pair or a cluster for the block. If this process is killed inside the block, the servers end, too.
 
     Raises:
         ServerUnavailable: the servers cannot be started.
@@ -207,6 +197,6 @@ def private_cluster(folder: Path, progress: Callable[[str], None]) -> Iterator[C
     processes = Processes(folder.absolute())
     processes.spawn_keeper(os.getpid())
     try:
-        yield Cluster(processes, progress)
+        yield kind(processes, progress)
     finally:
         processes.stop()

@@ -23,16 +23,27 @@ heartbeat interval."""
 ClusterAction = Callable[[Cluster, str, Random], float | None]
 """Takes the cluster and the send queue. Returns the time at which the quorum was restored; None if the quorum was not
 lost."""
+Pick = Callable[[Cluster, str, Random], str]
+"""Takes the cluster and the send queue. Returns the name of a node: the leader of the queue, or another one."""
 
 
-def kill_leader(cluster: Cluster, queue: str, random: Random) -> None:
-    """Send SIGKILL to the node that leads the send queue."""
-    _end_node(cluster, queue, cluster.leader_of(queue), signal.SIGKILL)
+def kill_node(pick: Pick) -> ClusterAction:
+    return lambda cluster, queue, random: _end_node(cluster, queue, pick(cluster, queue, random), signal.SIGKILL)
 
 
-def kill_follower(cluster: Cluster, queue: str, random: Random) -> None:
-    """Send SIGKILL to a node that does not lead the send queue."""
-    _end_node(cluster, queue, _follower(cluster, queue, random), signal.SIGKILL)
+def freeze_node(pick: Pick) -> ClusterAction:
+    """An action that freezes, thaws and restarts a node. The other nodes remove the frozen node from the cluster. After
+    the thaw, the node does not notice this and stays partitioned until it is restarted."""
+
+    def freeze(cluster: Cluster, queue: str, random: Random) -> None:
+        name = pick(cluster, queue, random)
+        cluster.freeze(name)
+        time.sleep(FROZEN_SECONDS)
+        cluster.thaw(name)
+        time.sleep(NOTICE_SECONDS)
+        _end_node(cluster, queue, name, signal.SIGKILL)
+
+    return freeze
 
 
 def restart_nodes(cluster: Cluster, queue: str, random: Random) -> None:
@@ -48,28 +59,7 @@ def _end_node(cluster: Cluster, queue: str, name: str, number: signal.Signals) -
     _await_whole(cluster, queue)
 
 
-def freeze_leader(cluster: Cluster, queue: str, random: Random) -> None:
-    """Freeze the node that leads the send queue, and thaw it."""
-    _freeze_node(cluster, queue, cluster.leader_of(queue))
-
-
-def freeze_follower(cluster: Cluster, queue: str, random: Random) -> None:
-    """Freeze a node that does not lead the send queue, and thaw it."""
-    _freeze_node(cluster, queue, _follower(cluster, queue, random))
-
-
-def _freeze_node(cluster: Cluster, queue: str, name: str) -> None:
-    """Freeze, thaw and restart a node. The other nodes remove the frozen node from the cluster. After the thaw, the
-    node does not notice this and stays partitioned until it is restarted."""
-    cluster.freeze(name)
-    time.sleep(FROZEN_SECONDS)
-    cluster.thaw(name)
-    time.sleep(NOTICE_SECONDS)
-    _end_node(cluster, queue, name, signal.SIGKILL)
-
-
 def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
-    """Send SIGKILL to two of three nodes, and restart both."""
     names = random.sample(list(cluster.nodes), 2)
     for name in names:
         cluster.end(name)
@@ -82,21 +72,25 @@ def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
     return quorum_since
 
 
-def kill_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """Send SIGKILL to the primary. The standby is promoted, and the old primary becomes the new standby."""
-    cluster.end(cluster.primary)
-    time.sleep(NOTICE_SECONDS)
-    cluster.promote()
-    cluster.rebuild_standby()
+def replace_primary(*, is_frozen: bool = False, number: signal.Signals = signal.SIGKILL) -> ClusterAction:
+    """An action that ends the primary. The standby is promoted, and the old primary becomes the new standby.
 
+    Args:
+        is_frozen: Whether the primary is first frozen for a while.
+        number: The signal; SIGINT is a clean shutdown, as in an upgrade, which the HA manager need not detect.
+    """
 
-def freeze_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """Freeze the primary, and fence it with SIGKILL. Then continue as in `kill_primary`."""
-    cluster.freeze(cluster.primary)
-    time.sleep(NOTICE_SECONDS)
-    cluster.end(cluster.primary)
-    cluster.promote()
-    cluster.rebuild_standby()
+    def replace(cluster: Cluster, queue: str, random: Random) -> None:
+        if is_frozen:
+            cluster.freeze(cluster.primary)
+            time.sleep(NOTICE_SECONDS)
+        cluster.end(cluster.primary, number)
+        if number is signal.SIGKILL and not is_frozen:
+            time.sleep(NOTICE_SECONDS)
+        cluster.promote()
+        cluster.rebuild_standby()
+
+    return replace
 
 
 def stall_primary(cluster: Cluster, queue: str, random: Random) -> None:
@@ -106,32 +100,23 @@ def stall_primary(cluster: Cluster, queue: str, random: Random) -> None:
     cluster.thaw(cluster.primary)
 
 
-def switch_over(cluster: Cluster, queue: str, random: Random) -> None:
-    """Shut down the primary cleanly and promote the standby, as in an upgrade."""
-    cluster.end(cluster.primary, signal.SIGINT)
-    cluster.promote()
-    cluster.rebuild_standby()
+def miss_standby(leave: Callable[[Cluster, str], None], come_back: Callable[[Cluster, str], None]) -> ClusterAction:
+    """An action that takes the standby away for a while. Commits hang until the primary no longer waits for the
+    standby."""
+
+    def miss(cluster: Cluster, queue: str, random: Random) -> None:
+        leave(cluster, cluster.standby)
+        time.sleep(NOTICE_SECONDS)
+        cluster.distrust_standby()
+        time.sleep(random.uniform(1, NOTICE_SECONDS))
+        come_back(cluster, cluster.standby)
+        cluster.trust_standby()
+
+    return miss
 
 
-def kill_standby(cluster: Cluster, queue: str, random: Random) -> None:
-    """Send SIGKILL to the standby. Commits hang until the primary no longer waits for the standby, which then
-    restarts."""
-    cluster.end(cluster.standby)
-    time.sleep(NOTICE_SECONDS)
-    cluster.distrust_standby()
-    time.sleep(random.uniform(1, NOTICE_SECONDS))
-    cluster.restart(cluster.standby)
-    cluster.trust_standby()
-
-
-def freeze_standby(cluster: Cluster, queue: str, random: Random) -> None:
-    """Freeze and thaw the standby. Otherwise like `kill_standby`."""
-    cluster.freeze(cluster.standby)
-    time.sleep(NOTICE_SECONDS)
-    cluster.distrust_standby()
-    time.sleep(random.uniform(1, NOTICE_SECONDS))
-    cluster.thaw(cluster.standby)
-    cluster.trust_standby()
+def _leader(cluster: Cluster, queue: str, random: Random) -> str:
+    return cluster.leader_of(queue)
 
 
 def _follower(cluster: Cluster, queue: str, random: Random) -> str:
@@ -145,17 +130,17 @@ def _await_whole(cluster: Cluster, queue: str) -> None:
 
 
 CLUSTER_ACTIONS: Final[Mapping[str, ClusterAction]] = {
-    "kill leading node": kill_leader,
-    "kill following node": kill_follower,
+    "kill leading node": kill_node(_leader),
+    "kill following node": kill_node(_follower),
     "restart nodes in turn": restart_nodes,
-    "freeze leading node": freeze_leader,
-    "freeze following node": freeze_follower,
+    "freeze leading node": freeze_node(_leader),
+    "freeze following node": freeze_node(_follower),
     "lose quorum": lose_quorum,
-    "kill primary": kill_primary,
-    "freeze primary": freeze_primary,
+    "kill primary": replace_primary(),
+    "freeze primary": replace_primary(is_frozen=True),
     "stall primary": stall_primary,
-    "switch over": switch_over,
-    "kill standby": kill_standby,
-    "freeze standby": freeze_standby,
+    "switch over": replace_primary(number=signal.SIGINT),
+    "kill standby": miss_standby(Cluster.end, Cluster.restart),
+    "freeze standby": miss_standby(Cluster.freeze, Cluster.thaw),
 }
 """Every action by name."""

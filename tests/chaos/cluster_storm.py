@@ -12,9 +12,10 @@ from dispatcher.cli.output import print_data
 from dispatcher.cli.table import Table
 from dispatcher.dev.acceptance_ledger import read_ledger
 from tests.acceptance.outages import StoppableServers
-from tests.chaos.cluster import private_cluster
+from tests.chaos.cluster import Cluster, private
 from tests.chaos.faults import FaultSchedule, Standstill, standstills
-from tests.chaos.storm import Ground, StormPlan
+from tests.chaos.outages import Outages
+from tests.chaos.plan import Ground, StormPlan
 
 DECK: Final[Mapping[str, int]] = {
     "kill worker": 3,
@@ -35,33 +36,27 @@ PAUSE_SECONDS: Final = (4.0, 12.0)
 @contextmanager
 def cluster_ground(
     plan: StormPlan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
-) -> Iterator[tuple[Ground, FaultSchedule]]:
-    """Run a cluster for this storm. Yields the cluster's servers and the schedule of faults: exactly `names`, or drawn
-    by the seed."""
+) -> Iterator[Ground]:
+    """Run a cluster for this storm, with a schedule of faults: exactly `names`, or drawn by the seed."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
-    with private_cluster(place / "servers", progress) as cluster:
+    with private(Cluster, place / "servers", progress) as cluster:
         faults = FaultSchedule(
             cluster, topology.queue, seed=plan.seed, seconds=plan.seconds, names=names, tell=progress
         )
-        ground = Ground(
-            stoppable=StoppableServers(cluster.servers),
-            removable_names=(),
-            database_url=cluster.servers.database_url,
-            topology=topology,
-            shares_broker=False,
-            outages=faults,
-        )
-        yield ground, faults
+        stoppable = StoppableServers(cluster.servers)
+        yield Ground(stoppable, (), cluster.servers.database_url, topology, shares_broker=False, outages=faults)
 
 
-def measured(faults: FaultSchedule, place: Path) -> list[Standstill]:
-    """The standstill after each fault of a finished storm, from the ledger of the provider's double."""
+def measured(faults: Outages | None, place: Path) -> list[Standstill]:
+    """The standstill after each fault of a finished storm, from the ledger of the provider's double. Nothing if the
+    storm was not on a cluster."""
+    if not isinstance(faults, FaultSchedule):
+        return []
     accepted_at = sorted(entry.accepted_at for entry in read_ledger(place / "double" / "ledger.jsonl").entries)
     return standstills(faults.faults, accepted_at, faults.ended_at)
 
 
 def to_json(found: Standstill) -> dict[str, Any]:
-    """A standstill as an object for JSON."""
     return {
         "fault": found.fault.name,
         "standstill_seconds": round(found.seconds, 1),
@@ -71,12 +66,12 @@ def to_json(found: Standstill) -> dict[str, Any]:
 
 
 def print_standstills(found: Sequence[Standstill]) -> None:
-    """Print all standstills as a table."""
     table = Table("fault", "s without an acceptance", "since the quorum was back", "s until whole")
     for each in found:
         _, seconds, after_quorum, whole_after = to_json(each).values()
         table.add(each.fault.name, seconds, after_quorum if each.fault.quorum_since else "", whole_after)
-    table.show()
+    if found:
+        table.show()
     for each in found:
         if each.is_too_long:
             print_data(f"WRONG: nothing was accepted for {each.seconds_after_quorum:.1f} s after: {each.fault.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -13,32 +12,21 @@ import pytest
 from psycopg import sql
 
 from dispatcher.broker.topology import Topology
-from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers, private_servers
+from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 from tests.acceptance.harness import Host
 from tests.acceptance.outages import POSTGRES, StoppableServers
-from tests.chaos.storm import Ground
+from tests.chaos.plan import Ground
 
 
-@pytest.fixture(scope="session")
-def stoppable(servers: Servers) -> Iterator[StoppableServers]:
-    """A private PostgreSQL server; RabbitMQ is shared with other tests."""
-    with (
-        tempfile.TemporaryDirectory(prefix="dispatcher-stoppable-") as folder,
-        pytest.MonkeyPatch.context() as environment,
-    ):
-        environment.delenv(DATABASE_URL, raising=False)
-        environment.setenv(AMQP_URL, servers.amqp_url)
-        environment.setenv(MANAGEMENT_URL, servers.management_url)
-        with private_servers(Path(folder) / "servers", progress=print) as running:
-            environment.undo()
-            yield StoppableServers(running)
+@pytest.fixture
+def stoppable(disturbed: Servers) -> StoppableServers:
+    return StoppableServers(disturbed)
 
 
 @pytest.fixture
 def stoppable_database_url(stoppable: StoppableServers) -> str:
-    """A migrated database on the stoppable server, for one test."""
     name = f"chaos_{secrets.token_hex(6)}"
     with psycopg.connect(stoppable.servers.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

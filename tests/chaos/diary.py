@@ -42,16 +42,12 @@ class Diary:
         self._disturbances: list[Disturbance] = []
         self._frozen: dict[int, int] = {}
 
-    def note(self, action: str, *, strikes: bool = True, **details: object) -> None:
-        """Record an action.
-
-        Args:
-            strikes: Whether the action can prevent a worker from renewing its leases.
-        """
+    def note(self, action: str, *, strikes: bool) -> None:
+        """Record an action. It strikes if it can prevent a worker from renewing its leases."""
         self.actions[action] += 1
         if strikes:
             self.struck_at.append(time.time())
-        self.note_event(action, **details)
+        self.note_event(action)
 
     def note_event(self, what: str, **details: object) -> None:
         """Record an event that is not counted."""
@@ -60,7 +56,6 @@ class Diary:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE, default=str))
 
     def note_fault(self, fault: str) -> None:
-        """Record an error of our own processes."""
         self.faults.append(fault)
         self.note_event("fault", words=fault)
 
@@ -78,7 +73,6 @@ class Diary:
         self._disturbances.append(Disturbance(pid, since))
 
     def thaw(self, pid: int) -> None:
-        """Send SIGCONT to a frozen process, if the process still exists."""
         index = self._frozen.pop(pid)
         try:
             os.kill(pid, signal.SIGCONT)
@@ -88,7 +82,6 @@ class Diary:
 
     @property
     def frozen(self) -> tuple[int, ...]:
-        """The pids of the processes that are frozen now."""
         return tuple(self._frozen)
 
     @property

@@ -10,8 +10,6 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
-import psycopg
-
 from dispatcher.actions.held import Release
 from dispatcher.domain.event import EventKind
 from dispatcher.domain.suppression import SuppressionRules
@@ -19,14 +17,13 @@ from dispatcher.errors import DispatcherError
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import connect_async
 from dispatcher.store.events import EventRow, store_events
-from tests.acceptance.outages import POSTGRES
-from tests.chaos.action import BROKEN
+from tests.chaos.action import BROKEN, rows_of
 from tests.chaos.reporter import TWILIO, event_of
 from tests.chaos.stage import StormStage
 from tests.ops.decisions import decide
 
 MAX_RELEASED: Final = 20
-_HELD: Final = b"select email_id from dispatcher.email_log where status = 'held' limit 200"
+_HELD: Final = "select email_id from dispatcher.email_log where status = 'held' limit 200"
 
 
 def release_reported(stage: StormStage, random: Random) -> bool:
@@ -34,18 +31,14 @@ def release_reported(stage: StormStage, random: Random) -> bool:
 
     The release and the event are one commit, which leaves the settlement to the relay. No worker may send these emails.
     """
-    if stage.reporter is None or stage.outages.is_away(POSTGRES):
+    if stage.reporter is None:
         return False
+    accepted = stage.provider.delivered()
+    chosen = [email_id for (email_id,) in rows_of(stage, _HELD) if accepted[email_id]][:MAX_RELEASED]
+    random.shuffle(chosen)
     with suppress(*BROKEN, DispatcherError):
-        with psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
-            held = [row[0] for row in session.execute(_HELD).fetchall()]
-        accepted = stage.provider.delivered()
-        chosen = [email_id for email_id in held if accepted[email_id]][:MAX_RELEASED]
-        if not chosen:
-            return False
-        random.shuffle(chosen)
         asyncio.run(_release(stage, chosen))
-        return True
+        return bool(chosen)
     return False
 
 
@@ -56,7 +49,7 @@ def kill_api(stage: StormStage, random: Random) -> bool:
 
 async def _release(stage: StormStage, email_ids: Sequence[UUID]) -> None:
     sms = stage.sms()
-    async with await connect_async(stage.database_url, name="chaos operator") as session:
+    async with await connect_async(stage.ground.database_url, name="chaos operator") as session:
         hasher = AddressHasher(b"no recipient")
         for email_id in email_ids:
             async with session.transaction():

@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPException
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Final, Protocol
+from typing import Final
 
 import orjson
 
@@ -42,33 +42,8 @@ _NAMES: Final = {
 }
 
 
-class EventSource(Protocol):
-    """Delivers events from the thread of the reporter."""
-
-    def store(self, events: Sequence[ProviderEvent]) -> bool:
-        """Delivers events. Returns whether the dispatcher has confirmed that they are stored; if not, repeat them."""
-        ...
-
-    def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:
-        """Sends events in a request that is not genuine. Returns whether the dispatcher has refused the request; None
-        if it did not answer, or if this source cannot be forged."""
-        ...
-
-    def kill(self) -> bool:
-        """Kills the process that receives the events; returns False if there is none."""
-        ...
-
-    def step(self) -> None:
-        """Restarts the process if it was killed."""
-        ...
-
-    def close(self) -> None:
-        """Ends the source."""
-        ...
-
-
-class DirectSource:
-    """Calls the intake in this process."""
+class EventSource:
+    """Delivers events from the thread of the reporter: calls the intake in this process."""
 
     def __init__(self, database_url: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -76,7 +51,7 @@ class DirectSource:
         self._intake: EventIntake | None = None
 
     def store(self, events: Sequence[ProviderEvent]) -> bool:
-        """See `EventSource`."""
+        """Delivers events. Returns whether the dispatcher has confirmed that they are stored; if not, repeat them."""
         try:
             self._loop.run_until_complete(self._store(events))
         except StoreUnavailable:
@@ -90,28 +65,29 @@ class DirectSource:
         await self._intake.store(events)
 
     def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:  # noqa: ARG002
-        """See `EventSource`."""
+        """Sends events in a request that is not genuine. Returns whether the dispatcher has refused the request; None
+        if it did not answer, or if this source cannot be forged."""
         return None
 
     def kill(self) -> bool:
-        """See `EventSource`."""
+        """Kills the process that receives the events; returns False if there is none."""
         return False
 
     def step(self) -> None:
-        """See `EventSource`."""
+        """Restarts the process if it was killed."""
 
     def close(self) -> None:
-        """See `EventSource`. Call this after the reporter's thread has ended."""
+        """Ends the source. Call this after the reporter's thread has ended."""
         with suppress(TimeoutError):
             self._loop.run_until_complete(asyncio.wait_for(self._pool.close(), CLOSE_SECONDS))
         self._loop.close()
 
 
-class WebhookSource:
-    """Posts signed requests to a `dispatcher api`, as SendGrid does. `others` stores the events of other providers."""
+class WebhookSource(EventSource):
+    """Posts signed requests to a `dispatcher api`, as SendGrid does. Stores the events of other providers directly."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary, others: DirectSource) -> None:
-        self._others = others
+    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary, database_url: str) -> None:
+        super().__init__(database_url)
         (self._port,) = choose(1)
         self._key = SendGridKey()
         self._folder = folder
@@ -131,15 +107,14 @@ class WebhookSource:
         return Program(_COMMAND, self._folder, f"api-{next(self._numbers)}", env=self._env)
 
     def store(self, events: Sequence[ProviderEvent]) -> bool:
-        """See `EventSource`."""
         own = [event for event in events if event.provider == SENDGRID]
         others = [event for event in events if event.provider != SENDGRID]
         body = _body(own)
         is_stored = not own or self._post(body, self._key.headers(body)) == 204
-        return is_stored and (not others or self._others.store(others))
+        return is_stored and (not others or super().store(others))
 
     def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:
-        """See `EventSource`. The request is signed by another key, changed afterwards, unsigned, or too old."""
+        """The request is signed by another key, changed afterwards, unsigned, or too old."""
         body = _body(events)
         signed = self._key.headers(body)
         altered = orjson.dumps([*orjson.loads(body), *orjson.loads(body)])
@@ -165,7 +140,6 @@ class WebhookSource:
             connection.close()
 
     def kill(self) -> bool:
-        """See `EventSource`."""
         if self._was_killed or self._api.exit_code is not None or not self._api.events("api.started"):
             return False
         self._was_killed = True
@@ -173,7 +147,7 @@ class WebhookSource:
         return True
 
     def step(self) -> None:
-        """See `EventSource`. An API that ends by itself is a fault, unless it could not start without its servers."""
+        """An API that ends by itself is a fault, unless it could not start without its servers."""
         if self._api.exit_code is None:
             return
         if not self._was_killed and self._api.events("api.started"):
@@ -182,14 +156,14 @@ class WebhookSource:
         self._api = self._started()
 
     def close(self) -> None:
-        """See `EventSource`."""
         self._api.destroy()
-        self._others.close()
+        super().close()
 
 
 def _body(events: Sequence[ProviderEvent]) -> bytes:
-    return orjson.dumps([_as_sendgrid(event) for event in events])
-
-
-def _as_sendgrid(event: ProviderEvent) -> dict[str, object]:
-    return sendgrid_event(event.email_id, _NAMES[event.kind], timestamp=int(event.happened_at.timestamp()))
+    return orjson.dumps(
+        [
+            sendgrid_event(event.email_id, _NAMES[event.kind], timestamp=int(event.happened_at.timestamp()))
+            for event in events
+        ]
+    )

@@ -32,8 +32,6 @@ _ATTEMPTS = """
     from dispatcher.every_attempt
     order by started_at
 """
-
-
 _UNLEDGERED = """
     select email_id
     from dispatcher.email_log
@@ -42,8 +40,6 @@ _UNLEDGERED = """
         and lease_token = rescued_token + 1
 """
 """Selects emails that recovery took from these workers and set to `held`, and that have not changed since."""
-
-
 _SETTLED = """
     select distinct email_id
     from dispatcher.operator_audit
@@ -52,14 +48,12 @@ _SETTLED = """
 """Selects emails that an event of the provider has made `sent`."""
 _FORGED = "select email_id from dispatcher.email_event where kind = %s"
 _REPORTED = "select distinct email_id from dispatcher.email_event"
-
-
 _ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def collect(stage: StormStage, policy: str) -> Records:
     """The records that the oracle needs. Call this after the dispatcher has ended."""
-    with psycopg.connect(stage.database_url, autocommit=True) as session:
+    with psycopg.connect(stage.ground.database_url, autocommit=True) as session:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS, [DAMAGED_TENANT])}
         damaged = {row[0] for row in session.execute(_DAMAGED, [DAMAGED_TENANT])}
         attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS) if row[0] not in damaged]
@@ -74,7 +68,7 @@ def collect(stage: StormStage, policy: str) -> Records:
     recipients = {}
     if isinstance(stage.provider, Sink):  # it records for whom it accepts an email
         known = {i: row.message_key for i, row in rows.items() if row.message_key in requested_keys}
-        recipients = {i: recipients_of(key, stage.recipients) for i, key in known.items()}
+        recipients = {i: recipients_of(key, stage.plan.recipients) for i, key in known.items()}
     return Records(
         policy=policy,
         requested_keys=requested_keys,
@@ -85,7 +79,7 @@ def collect(stage: StormStage, policy: str) -> Records:
         dlq_entries=entries,
         unknown_messages=unknown,
         garbage=frozenset(stage.diary.garbage),
-        waiting=len(_messages(stage, stage.topology.queue, about_damaged)),
+        waiting=len(_messages(stage, stage.ground.topology.queue, about_damaged)),
         accepted=stage.provider.delivered(),
         recipients=recipients,
         deliveries=stage.provider.deliveries() if isinstance(stage.provider, Sink) else {},
@@ -118,7 +112,7 @@ def _unix(event: Event) -> float:
 def _dlq_entries(stage: StormStage, about_damaged: set[bytes]) -> tuple[list[DlqEntry], list[bytes]]:
     """The dead letters, and the bodies of other messages."""
     entries, unknown = [], []
-    for message in _messages(stage, stage.topology.dlq, about_damaged):
+    for message in _messages(stage, stage.ground.topology.dlq, about_damaged):
         if message.was_rejected:
             unknown.append(message.body)
         else:

@@ -46,12 +46,8 @@ class ClusterFault:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """The standstill after a fault.
-
-    Attributes:
-        seconds: The longest time without an acceptance.
-        seconds_after_quorum: Like `seconds`, but if the quorum was lost, measured only after the quorum was restored.
-    """
+    """The longest time without an acceptance after a fault. If the quorum was lost, `seconds_after_quorum` is measured
+    only after the quorum was restored."""
 
     fault: ClusterFault
     seconds: float
@@ -59,17 +55,12 @@ class Standstill:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the standstill is longer than the dispatcher may cause."""
         return self.seconds_after_quorum > MAX_STANDSTILL_SECONDS
 
 
 class FaultSchedule(Outages):
     """Runs the actions in a random order that the seed determines. Every action runs once before any action runs again.
-
-    Attributes:
-        faults: The faults that have started.
-        ended_at: The end of the storm.
-    """
+    `faults` are those that have started."""
 
     def __init__(
         self,
@@ -78,16 +69,11 @@ class FaultSchedule(Outages):
         *,
         seed: int,
         seconds: float,
-        names: Sequence[str] | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        names: Sequence[str] | None,
+        tell: Callable[[str], None],
     ) -> None:
-        """Create the schedule. The first `step` starts the schedule.
-
-        Args:
-            queue: The send queue, whose leader some actions disturb.
-            seconds: The duration of the storm.
-            names: If given, run exactly these actions, in this order, once each.
-        """
+        """The first `step` starts the schedule. If `names` are given, it runs exactly these actions, once each. Some
+        actions disturb the leader of the queue."""
         super().__init__(StoppableServers(cluster.servers), ())
         self.faults: list[ClusterFault] = []
         self.ended_at = 0.0
@@ -114,7 +100,6 @@ class FaultSchedule(Outages):
 
     @property
     def unfinished(self) -> str:
-        """The fault that is not finished, as text."""
         return self.faults[-1].name if self._action else ""
 
     def heal(self) -> None:
@@ -146,13 +131,7 @@ class FaultSchedule(Outages):
 
 
 def standstills(faults: Sequence[ClusterFault], accepted_at: Sequence[float], ended_at: float) -> list[Standstill]:
-    """The standstill after each fault.
-
-    Args:
-        faults: The faults, in the order of their start.
-        accepted_at: The times at which the provider accepted an email, sorted.
-        ended_at: The end of the storm, which also ends the measurement.
-    """
+    """The standstill after each fault, from the sorted times at which the provider accepted an email."""
     ends = [*(fault.began_at for fault in faults[1:]), ended_at]
     return [
         Standstill(

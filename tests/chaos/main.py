@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -27,20 +27,13 @@ from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, priva
 from dispatcher.errors import DispatcherError
 from dispatcher.telemetry.log import configure
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
-from tests.chaos.cluster_storm import (
-    DECK,
-    DECK_OF_HOSTS,
-    PAUSE_SECONDS,
-    cluster_ground,
-    measured,
-    print_standstills,
-)
+from tests.chaos.cluster_storm import DECK, DECK_OF_HOSTS, PAUSE_SECONDS, cluster_ground, measured, print_standstills
 from tests.chaos.cluster_storm import to_json as standstill_to_json
-from tests.chaos.faults import Standstill
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
+from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.report import print_outcome, to_json
-from tests.chaos.storm import CHOSEN, Ground, StormOutcome, StormPlan, play
+from tests.chaos.storm import CHOSEN, play
 
 PROGRAM: Final = "./run chaos"
 NOT_JUDGED: Final = 75
@@ -95,15 +88,9 @@ NOT_JUDGED: Final = 75
 def command(
     minutes: float,
     seed: int | None,
-    policy: str,
     rate: float,
     emails: int | None,
     hosts: int | None,
-    workers: int,
-    provider: str,
-    channel: str,
-    bundle: int,
-    events: bool,
     settings: tuple[str, ...],
     ceilings: tuple[str, ...],
     recipients_per_transaction: int | None,
@@ -111,6 +98,7 @@ def command(
     mutant: str | None,
     folder: Path | None,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Tests the delivery promise: dispatches under load while an adversary causes faults, then checks every email.
 
@@ -140,31 +128,27 @@ def command(
     Exit codes: 0 the promise was kept; 1 the promise was broken, a standstill was longer than 15 s, or the dispatcher
     did not start; 75 no verdict, because the test harness failed: try again.
     """
-    if provider != "smtp" and (ceilings or recipients_per_transaction):
+    if given["provider"] != "smtp" and (ceilings or recipients_per_transaction):
         raise click.UsageError("--domain and --recipients-per-transaction need --provider smtp.")
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     plan = StormPlan(
         seconds=minutes * 60,
         seed=seed,
-        policy=policy,
         rate=emails / (minutes * 60) if emails else rate,
         hosts=hosts or (1 if cluster else 2),
-        workers=workers,
-        provider=provider,
-        channel=channel,
-        bundle=bundle,
-        events=events,
         settings=_settings(settings),
         ceilings=_ceilings(ceilings),
         recipients_per_transaction=recipients_per_transaction or 0,
+        **given,
     )
     if cluster:
         plan = replace(plan, deck=DECK if plan.hosts == 1 else DECK_OF_HOSTS, pause_seconds=PAUSE_SECONDS)
     if mutant:
         plan = MUTANTS[mutant].apply_to(plan)
     say(
-        f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {provider}, {plan.rate:g} emails/s, {plan.hosts} hosts "
-        f"with {plan.workers} workers each, bundles of {bundle}{', with events' if plan.events else ''}"
+        f"chaos: seed {seed}, {minutes:g} min, policy {plan.policy}, {plan.provider}, {plan.rate:g} emails/s, "
+        f"{plan.hosts} hosts with {plan.workers} workers each, bundles of {plan.bundle}"
+        f"{', with events' if plan.events else ''}"
     )
     # Also restore SIGINT, because a shell that starts us in the background makes us ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -172,11 +156,17 @@ def command(
     tell = _teller()
     with _place(folder) as place:
         try:
-            outcome, found = (_play_on_cluster if cluster else _play)(plan, place, tell)
+            with cluster_ground(plan, place, tell) if cluster else _ground(place) as ground:
+                outcome = play(plan, ground, place, tell)
         except HarnessFailed as failure:
             if not folder:
                 _keep(place, "the storm has no verdict")
-            return _tell_failure(plan, failure, as_json)
+            if as_json:
+                print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
+            else:
+                print_data(f"No verdict: the harness failed, because {failure}")
+            return NOT_JUDGED
+        found = measured(ground.outages, place)
         is_good = outcome.verdict.is_good and not any(each.is_too_long for each in found)
         if not (folder or mutant or is_good):
             _keep(place, "the promise was broken")
@@ -184,8 +174,7 @@ def command(
         print_json(to_json(plan, outcome) | {"standstills": [standstill_to_json(each) for each in found]})
     else:
         print_outcome(plan, outcome)
-        if found:
-            print_standstills(found)
+        print_standstills(found)
     return Exit.DONE if is_good else Exit.FAILED
 
 
@@ -222,27 +211,6 @@ def _ceilings(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return ceilings
 
 
-def _play(plan: StormPlan, place: Path, tell: Callable[[str], None]) -> tuple[StormOutcome, list[Standstill]]:
-    with _ground(place) as ground:
-        return play(plan, ground, place, tell), []
-
-
-def _play_on_cluster(
-    plan: StormPlan, place: Path, tell: Callable[[str], None]
-) -> tuple[StormOutcome, list[Standstill]]:
-    with cluster_ground(plan, place, tell) as (ground, faults):
-        outcome = play(plan, ground, place, tell)
-    return outcome, measured(faults, place)
-
-
-def _tell_failure(plan: StormPlan, failure: HarnessFailed, as_json: bool) -> int:
-    if as_json:
-        print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
-    else:
-        print_data(f"No verdict: the harness failed, because {failure}")
-    return NOT_JUDGED
-
-
 @contextmanager
 def _place(folder: Path | None) -> Iterator[Path]:
     """A folder for all files of the storm. The folder is deleted afterwards, unless `folder` is given or the block
@@ -260,7 +228,6 @@ def _place(folder: Path | None) -> Iterator[Path]:
 
 
 def _keep(place: Path, why: str) -> None:
-    """Move the files of a failed storm to a permanent folder."""
     kept = place.with_name(f"{place.name}-bad")
     shutil.rmtree(place / "servers", ignore_errors=True)
     shutil.copytree(place, kept)
@@ -293,7 +260,6 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
     prepare_streams()
     configure("error", "json", sys.stderr)  # the reporter uses the product's intake, which logs
     try:

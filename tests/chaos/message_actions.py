@@ -8,11 +8,10 @@ from uuid import uuid4
 
 import orjson
 import pika
-import psycopg
 
 from dispatcher.config import MAX_BUNDLE_EMAILS
-from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos.action import BROKEN
+from tests.acceptance.outages import RABBITMQ
+from tests.chaos.action import BROKEN, rows_of
 from tests.chaos.stage import StormStage
 
 
@@ -21,7 +20,7 @@ def purge_queue(stage: StormStage, random: Random) -> bool:
     if stage.outages.is_away(RABBITMQ):
         return False
     with suppress(*BROKEN):
-        stage.rabbit.purge(stage.topology.queue)
+        stage.rabbit.purge(stage.ground.topology.queue)
         return True
     return False
 
@@ -31,25 +30,24 @@ def inject_duplicates(stage: StormStage, random: Random) -> bool:
     emails as one bundle, some twice. Then publish the bundle again with an id that does not exist: this message ends on
     the DLQ, but the emails of the bundle get no dead letter."""
     statement = "select email_id, message_key from dispatcher.email_log where {} order by email_id desc limit {}"
-    if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
+    rows = rows_of(stage, statement.format("true", 400))
+    if not rows or not _takes_messages(stage):
         return False
-    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
-        rows = session.execute(statement.format("true", 400).encode()).fetchall()
-        cancelled = session.execute(statement.format("status = 'cancelled'", 10).encode()).fetchall()
-        chosen = list({*random.sample(rows, min(len(rows), 30)), *cancelled})
-        bodies = [_pointer(str(i), key) for i, key in chosen for _ in range(random.randint(1, 5))]
-        pointers = [{"email_id": str(i), "message_key": key} for i, key in chosen]
-        missing = {"email_id": str(uuid4()), "message_key": "nobody"}
-        mixed = _bundle([*pointers[:15], missing, *pointers[15:]])
-        stage.diary.garbage.add(mixed)
-        bodies += [_bundle(random.choices(pointers, k=MAX_BUNDLE_EMAILS)), mixed] if pointers else []
-        stage.rabbit.publish(stage.topology.queue, *bodies)
-        return bool(bodies)
+    cancelled = rows_of(stage, statement.format("status = 'cancelled'", 10))
+    chosen = list({*random.sample(rows, min(len(rows), 30)), *cancelled})
+    bodies = [_pointer(str(i), key) for i, key in chosen for _ in range(random.randint(1, 5))]
+    pointers = [{"email_id": str(i), "message_key": key} for i, key in chosen]
+    missing = {"email_id": str(uuid4()), "message_key": "nobody"}
+    mixed = _bundle([*pointers[:15], missing, *pointers[15:]])
+    stage.diary.garbage.add(mixed)
+    bodies += [_bundle(random.choices(pointers, k=MAX_BUNDLE_EMAILS)), mixed]
+    with suppress(*BROKEN):
+        stage.rabbit.publish(stage.ground.topology.queue, *bodies)
+        return True
     return False
 
 
 def inject_garbage(stage: StormStage, random: Random) -> bool:
-    """Publish messages that point to no email."""
     if not _takes_messages(stage):
         return False
     missing = str(uuid4())
@@ -65,7 +63,7 @@ def inject_garbage(stage: StormStage, random: Random) -> bool:
     stage.diary.garbage.update(bodies)
     properties = random.choice([None, pika.BasicProperties(headers={"traceparent": 3, "x": {"y": [1]}})])
     with suppress(*BROKEN):
-        stage.rabbit.publish(stage.topology.queue, *bodies, properties=properties)
+        stage.rabbit.publish(stage.ground.topology.queue, *bodies, properties=properties)
         return True
     return False
 

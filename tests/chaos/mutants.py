@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from tests.chaos.storm import StormPlan
+    from tests.chaos.plan import StormPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,6 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The mutant's name on the command line."""
         return next(name for name, mutant in MUTANTS.items() if mutant is self)
 
 
@@ -71,18 +71,14 @@ def _alter(changes: Mapping[str, Mapping[str, str]]) -> None:
     vars(queries)["_sections"] = lambda: sections
 
 
-def _without_fencing() -> None:
-    """Every write of a worker succeeds, whichever worker has the lease."""
-    _alter(
-        {
-            "record": {"and e.lease_token = r.lease_token)": ")"},
-            "renew": {
-                "(e.email_id, e.lease_token, e.status) in": "(e.email_id, e.status) in",
-                "select w.email_id, w.lease_token, 'sending'": "select w.email_id, 'sending'",
-            },
-            "release": {"e.lease_token = w.lease_token and ": ""},
-        }
-    )
+_UNFENCED: Final = {
+    "record": {"and e.lease_token = r.lease_token)": ")"},
+    "renew": {
+        "(e.email_id, e.lease_token, e.status) in": "(e.email_id, e.status) in",
+        "select w.email_id, w.lease_token, 'sending'": "select w.email_id, 'sending'",
+    },
+    "release": {"e.lease_token = w.lease_token and ": ""},
+}
 
 
 def _with_early_ack() -> None:
@@ -120,16 +116,6 @@ def _without_a_transition() -> None:
     del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
 
 
-def _without_proof() -> None:
-    """A worker leases an email although an event proves that the provider accepted it."""
-    _alter({"lease": {"and e.proven_by is null": ""}})
-
-
-def _with_cancelled_emails() -> None:
-    """A worker leases an email although it was cancelled."""
-    _alter({"lease": {"e.status = 'pending'": "e.status in ('pending', 'cancelled')"}})
-
-
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
         "the in-flight ledger is switched off",
@@ -139,7 +125,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "fencing-off": Mutant(
         "record, renew and release do not compare the lease's token",
-        _without_fencing,
+        partial(_alter, _UNFENCED),
         {"freeze worker": 1},
         "accepted more than once",
         # The provider is slow, so a frozen worker has leased emails that it has not begun to send. Other workers lease
@@ -169,14 +155,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "proof-ignored": Mutant(
         "the lease statement takes emails that an event proves to be accepted",
-        _without_proof,
+        partial(_alter, {"lease": {"and e.proven_by is null": ""}}),
         {"provider closes": 2, "release reported": 2},
         "accepted more than once",
         {"events": True},
     ),
     "cancel-ignored": Mutant(
         "the lease statement takes cancelled emails",
-        _with_cancelled_emails,
+        partial(_alter, {"lease": {"e.status = 'pending'": "e.status in ('pending', 'cancelled')"}}),
         {"cancel": 2, "inject duplicates": 2},
         'sent after "cancelled"',
         # More emails wait, so more of them are cancelled.
@@ -187,7 +173,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 
 
 def main() -> int:
-    """Run the mutant of the command line."""
     from dispatcher.cli.main import main as dispatcher
 
     MUTANTS[sys.argv[1]].switch_off()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Final
 
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.broker.proxy import Proxy
@@ -17,13 +17,9 @@ TURN_SECONDS: Final = 30.0
 
 class Network:
     """Runs the proxies in their own thread. Every method returns when the proxies have carried out the command.
-
-    Attributes:
-        urls: For each server, the URL of the proxy.
-    """
+    `urls` has the URL of each server's proxy."""
 
     def __init__(self, urls: Mapping[str, str]) -> None:
-        """Start a proxy for each server."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -34,43 +30,33 @@ class Network:
 
     @property
     def away(self) -> frozenset[str]:
-        """The servers that the host cannot reach now."""
         return self._away
 
     def cut(self, names: Collection[str]) -> None:
         """Cut the connections to these servers, and refuse new connections, until `heal`."""
         self._away |= frozenset(names)
-        self._do(*names, act=_sever)
+        self._do(*names, act=Proxy.sever)
 
     def black_hole(self, names: Collection[str]) -> None:
         """Keep the connections to these servers open without forwarding anything, until `heal`."""
         self._away |= frozenset(names)
-        self._do(*names, act=_swallow)
+        self._do(*names, act=Proxy.freeze_node)
 
     def heal(self) -> None:
         """Let the host reach every server again. Idempotent."""
-        self._do(*self._proxies, act=_thaw)
+        self._do(*self._proxies, act=Proxy.thaw)
         self._away = frozenset()
 
     def close(self) -> None:
-        """End the proxies and their connections."""
         self._do(*self._proxies, act=Proxy.__aexit__)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _do(self, *names: str, act: Callable[[Proxy], Coroutine[Any, Any, object]]) -> None:
-        for name in names:
-            asyncio.run_coroutine_threadsafe(act(self._proxies[name]), self._loop).result(TURN_SECONDS)
+    def _do(self, *names: str, act: Callable[[Proxy], Awaitable[object] | None]) -> None:
+        async def act_on_each() -> None:
+            for name in names:
+                if (acting := act(self._proxies[name])) is not None:
+                    await acting
 
-
-async def _sever(proxy: Proxy) -> None:
-    proxy.sever()
-
-
-async def _swallow(proxy: Proxy) -> None:
-    proxy.freeze_node()
-
-
-async def _thaw(proxy: Proxy) -> None:
-    proxy.thaw()
+        asyncio.run_coroutine_threadsafe(act_on_each(), self._loop).result(TURN_SECONDS)

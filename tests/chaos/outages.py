@@ -24,11 +24,7 @@ class _Absence:
 
 
 class Outages:
-    """The servers that are down, and when each server restarts.
-
-    Attributes:
-        stoppable: The names of the servers that this storm may stop.
-    """
+    """The servers that are down, and when each server restarts. The storm may stop only the `stoppable` ones."""
 
     def __init__(self, ground: StoppableServers, stoppable: Collection[str]) -> None:
         self.stoppable = frozenset(stoppable)
@@ -38,7 +34,6 @@ class Outages:
         self._control: subprocess.Popen[bytes] | None = None
 
     def is_away(self, name: str) -> bool:
-        """Whether a server is unusable."""
         return name in self._absences
 
     @property
@@ -48,12 +43,10 @@ class Outages:
 
     @property
     def is_over(self) -> bool:
-        """Whether every server works."""
         return not self._absences and not self.is_alarmed
 
     @property
     def unfinished(self) -> str:
-        """The servers that do not work, as text."""
         words = [
             f"{name} {'does not answer' if each.is_launched else 'is down'}" for name, each in self._absences.items()
         ]
@@ -91,7 +84,6 @@ class Outages:
         return True
 
     def heal(self) -> None:
-        """End all outages now."""
         for absence in self._absences.values():
             absence.back_at = 0.0
         if self._alarm_until is not None:

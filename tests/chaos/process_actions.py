@@ -4,93 +4,75 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from random import Random
 
-from tests.chaos.action import short_or_long
+from tests.chaos.action import Action, short_or_long
 from tests.chaos.stage import StormStage
-from tests.chaos.subject import Subject
 
 
-def kill_worker(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a worker."""
-    return _kill(stage, random, stage.find("worker"))
+def kill_one(pids: Callable[[StormStage], list[int]]) -> Action:
 
+    def kill(stage: StormStage, random: Random) -> bool:
+        with suppress(ProcessLookupError, IndexError):
+            stage.diary.kill(random.choice(pids(stage)))
+            return True
+        return False
 
-def kill_relay(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a relay."""
-    return _kill(stage, random, stage.find("relay"))
+    return kill
 
 
 def kill_parent(stage: StormStage, random: Random) -> bool:
     """Send SIGKILL to a parent. Its children detect this and exit. The next parent starts immediately."""
-    return _kill_parent(random.choice(stage.hosts))
-
-
-def kill_host(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a parent and all of its children, within a moment."""
     host = random.choice(stage.hosts)
-    children = host.find("")
-    if not _kill_parent(host):
-        return False
-    for pid in children:
-        with suppress(ProcessLookupError):
-            stage.diary.kill(pid)
-    return True
-
-
-def _kill_parent(host: Subject) -> bool:
     if not host.is_running:
         return False
     host.kill()
     return True
 
 
-def kill_producer(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a producer, possibly between a commit and the answer."""
-    return _kill(stage, random, stage.producers.pids())
+def kill_host(stage: StormStage, random: Random) -> bool:
+    """Send SIGKILL to a parent and all of its children, within a moment."""
+    host = random.choice(stage.hosts)
+    children = host.find("")
+    if not host.is_running:
+        return False
+    host.kill()
+    for pid in children:
+        with suppress(ProcessLookupError):
+            stage.diary.kill(pid)
+    return True
 
 
-def _kill(stage: StormStage, random: Random, pids: list[int]) -> bool:
-    with suppress(ProcessLookupError, IndexError):
-        stage.diary.kill(random.choice(pids))
-        return True
-    return False
+def freeze_one(role: str) -> Action:
+    """An action that sends SIGSTOP to a process, and SIGCONT after the process's leases have expired."""
 
+    def freeze(stage: StormStage, random: Random) -> bool:
+        awake = _awake(stage, stage.find(role))
+        seconds = stage.plan.lease_seconds * random.uniform(1.1, 2.0)
+        return _freeze(stage, random.sample(awake, min(1, len(awake))), seconds)
 
-def freeze_worker(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a worker, and SIGCONT after the worker's leases have expired."""
-    return _freeze(stage, random, "worker")
-
-
-def freeze_relay(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a relay, and SIGCONT later."""
-    return _freeze(stage, random, "relay")
-
-
-def _freeze(stage: StormStage, random: Random, role: str) -> bool:
-    awake = [pid for pid in stage.find(role) if pid not in stage.diary.frozen]
-    with suppress(ProcessLookupError, IndexError):
-        _freeze_one(stage, random.choice(awake), stage.lease_seconds * random.uniform(1.1, 2.0))
-        return True
-    return False
+    return freeze
 
 
 def freeze_host(stage: StormStage, random: Random) -> bool:
     """Send SIGSTOP to all processes of a host. Send SIGCONT shortly after, or only after other hosts have recovered the
     frozen host's leases."""
-    host = random.choice(stage.hosts)
-    seconds = short_or_long(stage, random)
-    awake = [pid for pid in host.members() if pid not in stage.diary.frozen]
-    for pid in awake:
+    return _freeze(stage, _awake(stage, random.choice(stage.hosts).members()), short_or_long(stage, random))
+
+
+def _awake(stage: StormStage, pids: list[int]) -> list[int]:
+    return [pid for pid in pids if pid not in stage.diary.frozen]
+
+
+def _freeze(stage: StormStage, pids: list[int], seconds: float) -> bool:
+    for pid in pids:
         with suppress(ProcessLookupError):
-            _freeze_one(stage, pid, seconds)
-    return bool(awake)
-
-
-def _freeze_one(stage: StormStage, pid: int, seconds: float) -> None:
-    stage.diary.freeze(pid)
-    stage.later(seconds, lambda: stage.diary.thaw(pid))
+            stage.diary.freeze(pid)
+            stage.later(seconds, partial(stage.diary.thaw, pid))
+    return bool(pids)
 
 
 def end_worker(stage: StormStage, random: Random) -> bool:
@@ -133,13 +115,12 @@ def delete_ledger(stage: StormStage, random: Random) -> bool:
     if not workers:
         return False
     worker = random.choice(sorted(workers))
-    pid = workers[worker]
-    stage.diary.ledgerless[worker] = pid
+    stage.diary.ledgerless[worker] = workers[worker]
     (host.run_dir / f"{worker}.ledger").unlink(missing_ok=True)
 
     def kill() -> None:
         with suppress(ProcessLookupError):
-            stage.diary.kill(pid)
+            stage.diary.kill(workers[worker])
 
     if seconds is not None:
         stage.later(seconds, kill)

@@ -16,12 +16,11 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import psycopg
@@ -60,51 +59,35 @@ EXPIRING: Final = {5: 3.0, 12: 6.0, 17: 1.0, 19: 0.05}
 """The same for the expiry. With the shortest, some emails expire before they are enqueued."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """The records in a producer's file: a line before each call, and a line after the answer.
-
-    Attributes:
-        keys: The keys of the calls, in order.
-        answers: The answers: key, email id, acceptance.
-    """
+class Notes(NamedTuple):
+    """The records in a producer's file: the keys of each call before it, and then its answers, each with the key, the
+    email's id and the acceptance."""
 
     keys: tuple[str, ...]
     answers: tuple[tuple[str, str, str], ...]
-
-    @property
-    def open_keys(self) -> list[str]:
-        """The keys of calls that have no answer."""
-        answered = {key for key, _, _ in self.answers}
-        return [key for key in dict.fromkeys(self.keys) if key not in answered]
 
 
 def read_notes(path: Path) -> Notes:
     """Read a producer's file. The last line may be incomplete, because the producer may have been killed."""
     with suppress(FileNotFoundError):
         *lines, _unfinished = path.read_bytes().split(b"\n")
-        documents = [document for line in lines if (document := _document(line))]
+        documents = []
+        for line in lines:
+            with suppress(orjson.JSONDecodeError):  # a kill may have cut off any line
+                documents.append(orjson.loads(line))
         keys = tuple(key for document in documents for key in document.get("keys", ()))
         answers = tuple(tuple(answer) for document in documents for answer in document.get("answers", ()))
         return Notes(keys, answers)
     return Notes((), ())
 
 
-def _document(line: bytes) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return {}
-    return document
-
-
-def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email", recipients: int = 1) -> Email | Sms:
+def email_of(key: str, asker: str, due_at: float, channel: str, recipients: int) -> Email | Sms:
     """The email of a key. Every producer makes the same email, unless the key is one with different payloads.
 
     Args:
         channel: `email`, `sms`, or `both` in turn.
         recipients: The most recipients of an email.
-        due_at: When the email should be enqueued, in Unix seconds; 0 for an email without a schedule and an expiry.
+        due_at: When the email should be enqueued, in Unix seconds.
     """
     family, _, digits = key.rpartition("-")
     number = int(digits)
@@ -115,7 +98,7 @@ def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email", 
             to=f"+4915{zlib.crc32(key.encode()):010}"[:14],
             text=f"Your code is {number}{f', says {asker}' if is_impostor else ''}.",
             correlation_id=key,
-            **(_times(number, due_at) if due_at else {}),
+            **_times(number, due_at),
         )
     first, *others = recipients_of(key, recipients)
     return Email(
@@ -129,11 +112,11 @@ def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email", 
         html=f"<p>Thank you for order {number}.</p>" if number % 3 == 0 else None,
         attachments=_attachments(number),
         correlation_id=key,
-        **(_times(number, due_at) if due_at else {}),
+        **_times(number, due_at),
     )
 
 
-def recipients_of(key: str, most: int = 1) -> list[str]:
+def recipients_of(key: str, most: int) -> list[str]:
     """The addresses of an email: between 1 and `most`, by the number in its key."""
     number = int(key.rpartition("-")[2])
     others = [f"{key}.{place}@example.org" for place in range(number % most)]
@@ -164,45 +147,26 @@ def _attachments(number: int) -> tuple[Attachment, ...]:
 class Producer:
     """Repeats each call until it has an answer."""
 
-    def __init__(
-        self,
-        name: str,
-        file: Path,
-        database_url: str,
-        *,
-        rates: Mapping[str, float],
-        began_at: float,
-        channel: str = "email",
-        recipients: int = 1,
-    ) -> None:
-        """
-        Args:
-            channel: See `email_of`.
-            recipients: See `email_of`.
-            rates: Emails per second, for each group of keys.
-        """
-        self._rates = rates
-        self._channel = channel
-        self._recipients = recipients
-        self._began_at = began_at
-        notes = read_notes(file)
-        self._name = name
-        self._database_url = database_url
-        self._open_keys = notes.open_keys
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._rates = {options.name: options.rate, SHARED: options.shared_rate}
+        notes = read_notes(options.file)
+        answered = {key for key, _, _ in notes.answers}
+        self._open_keys = [key for key in dict.fromkeys(notes.keys) if key not in answered]
         self._counts = Counter(key.rpartition("-")[0] for key in notes.keys)
-        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(options.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._connection: psycopg.Connection[Any] | None = None
 
-    def run(self, until: float) -> None:
-        """Enqueue until every call has an answer."""
-        while self._open_keys or time.time() < until:
+    def run(self) -> None:
+        while self._open_keys or time.time() < self._options.until:
             again = list(self._open_keys)
-            new = list(self._due(min(time.time(), until) - self._began_at))
+            new = list(self._due(min(time.time(), self._options.until) - self._options.began_at))
             if new:
                 self._note({"keys": new})
                 self._open_keys += new
-            for batch in _batches(again + new):
-                self._ask(batch)
+            keys = again + new
+            for at in range(0, len(keys), BATCH):
+                self._ask(keys[at : at + BATCH])
             time.sleep(LOOK_SECONDS)
 
     def _due(self, seconds: float) -> Iterator[str]:
@@ -223,15 +187,14 @@ class Producer:
         self._open_keys = [key for key in self._open_keys if key not in answered]
 
     def _email(self, key: str) -> Email | Sms:
-        return email_of(key, self._name, self._due_at(key), self._channel, self._recipients)
-
-    def _due_at(self, key: str) -> float:
         family, _, number = key.rpartition("-")
-        return self._began_at + int(number) / self._rates[family]
+        due_at = self._options.began_at + int(number) / self._rates[family]
+        return email_of(key, self._options.name, due_at, self._options.channel, self._options.recipients)
 
     def _enqueue(self, emails: list[Email | Sms]) -> list[tuple[str, str, str]]:
         if self._connection is None:
-            self._connection = psycopg.connect(self._database_url, connect_timeout=3, application_name="producer")
+            url = os.environ["DISPATCHER_DATABASE_URL"]
+            self._connection = psycopg.connect(url, connect_timeout=3, application_name="producer")
         with self._connection.transaction():
             answers = enqueue_many(self._connection, emails, report_conflicts=True)
         return [(answer.message_key, str(answer.email_id), answer.acceptance.value) for answer in answers]
@@ -247,12 +210,7 @@ class Producer:
         os.write(self._file, b"\n" + orjson.dumps(document) + b"\n")
 
 
-def _batches(keys: list[str]) -> list[list[str]]:
-    return [keys[at : at + BATCH] for at in range(0, len(keys), BATCH)]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+def main() -> None:
     parser = argparse.ArgumentParser(
         "python -m tests.chaos.producer", description="Enqueues until every call has an answer."
     )
@@ -262,21 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--until", type=float, required=True)
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--shared-rate", type=float, required=True)
-    parser.add_argument("--channel", default="email")
-    parser.add_argument("--recipients", type=int, default=1)
-    options = parser.parse_args(arguments)
-    rates = {options.name: options.rate, SHARED: options.shared_rate}
-    url = os.environ["DISPATCHER_DATABASE_URL"]
-    producer = Producer(
-        options.name,
-        options.file,
-        url,
-        rates=rates,
-        began_at=options.began_at,
-        channel=options.channel,
-        recipients=options.recipients,
-    )
-    producer.run(options.until)
+    parser.add_argument("--channel", required=True)
+    parser.add_argument("--recipients", type=int, required=True)
+    Producer(parser.parse_args()).run()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.dev.oracle import Answer
-from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
+from tests.chaos.plan import StormPlan
 from tests.chaos.producer import read_notes
 from tests.supervisor.program import Program
 
@@ -22,44 +22,23 @@ SHARED_FRACTION: Final = 0.1
 
 
 class Producers:
-    """The producers of a storm."""
-
-    def __init__(
-        self,
-        folder: Path,
-        database_url: str,
-        diary: Diary,
-        *,
-        rate: float,
-        seconds: float,
-        channel: str = "email",
-        recipients: int = 1,
-    ) -> None:
-        """Start the producers.
-
-        Args:
-            rate: Emails per second of all producers together.
-            channel: See `StormPlan`.
-            recipients: The most recipients of an email.
-        """
+    def __init__(self, folder: Path, database_url: str, plan: StormPlan) -> None:
         self._folder = folder
         self._env = {"PATH": os.defpath, "DISPATCHER_DATABASE_URL": database_url}
-        self._diary = diary
         began_at = time.time()
         self._words = (
-            "--began-at", str(began_at), "--until", str(began_at + seconds),
-            "--rate", str(rate * (1 - SHARED_FRACTION) / PRODUCERS), "--shared-rate", str(rate * SHARED_FRACTION),
-            "--channel", channel, "--recipients", str(recipients),
+            "--began-at", str(began_at), "--until", str(began_at + plan.seconds),
+            "--rate", str(plan.rate * (1 - SHARED_FRACTION) / PRODUCERS),
+            "--shared-rate", str(plan.rate * SHARED_FRACTION),
+            "--channel", plan.channel, "--recipients", str(plan.recipients),
         )  # fmt: skip
         self._starts = 0
         self._programs = {name: self._start(name) for name in (f"p{number}" for number in range(PRODUCERS))}
 
     def pids(self) -> list[int]:
-        """The pids of the running producers."""
         return [program.pid for program in self._programs.values() if program.exit_code is None]
 
     def restart_killed(self) -> None:
-        """Restart the producers that were killed."""
         for name, program in self._programs.items():
             if program.exit_code == -signal.SIGKILL:
                 self._programs[name] = self._start(name)
@@ -68,12 +47,10 @@ class Producers:
 
     @property
     def are_done(self) -> bool:
-        """Whether all calls of all producers have an answer."""
         return all(program.exit_code == 0 for program in self._programs.values())
 
     @property
     def describe_ends(self) -> str:
-        """How each producer ended, as text."""
         return ", ".join(f"{name} {_state(program)}" for name, program in self._programs.items())
 
     def answers(self) -> list[Answer]:
@@ -86,11 +63,9 @@ class Producers:
         ]
 
     def keys(self) -> frozenset[str]:
-        """Every key that any producer used."""
         return frozenset(key for name in self._programs for key in read_notes(self._file(name)).keys)
 
     def destroy(self) -> None:
-        """Kill the remaining producers."""
         for program in self._programs.values():
             program.destroy()
 

@@ -7,9 +7,14 @@ from typing import Any, Final
 from dispatcher.cli.output import print_data
 from dispatcher.cli.table import Table
 from tests.chaos.actions import KILLS
-from tests.chaos.storm import StormOutcome, StormPlan
+from tests.chaos.plan import StormPlan
+from tests.chaos.storm import StormOutcome
 
 EXAMPLES: Final = 3
+JUDGED: Final = (
+    *("lost", "duplicates", "sent_after_cancelled", "too_late_wrongly", "uncertain"),
+    *("held_on_wire", "held_at_edge", "held_without_ledger", "held_unexplained"),
+)
 
 
 def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
@@ -17,27 +22,14 @@ def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
     verdict = outcome.verdict
     kills = {name: outcome.actions[name] for name in KILLS if outcome.actions.get(name)}
     return {
-        "seed": plan.seed,
-        "policy": plan.policy,
-        "provider": plan.provider,
-        "channel": plan.channel,
-        "hosts": plan.hosts,
-        "bundle": plan.bundle,
+        **{name: getattr(plan, name) for name in ("seed", "policy", "provider", "channel", "hosts", "bundle")},
         **plan.settings,
         **{domain: " ".join(options) for domain, options in plan.ceilings.items()},
         **({"recipients_per_transaction": n} if (n := plan.recipients_per_transaction) else {}),
         "minutes": round(plan.seconds / 60, 2),
         "enqueued": verdict.enqueued,
         **{status: verdict.counts.get(status, 0) for status in ("sent", "failed", "held", "cancelled")},
-        "lost": verdict.lost,
-        "duplicates": verdict.duplicates,
-        "sent_after_cancelled": verdict.sent_after_cancelled,
-        "too_late_wrongly": verdict.too_late_wrongly,
-        "uncertain": verdict.uncertain,
-        "held_on_wire": verdict.held_on_wire,
-        "held_at_edge": verdict.held_at_edge,
-        "held_without_ledger": verdict.held_without_ledger,
-        "held_unexplained": verdict.held_unexplained,
+        **{name: getattr(verdict, name) for name in JUDGED},
         **({"held_accepted": verdict.held_accepted, "settled": verdict.settled} if plan.events else {}),
         "kills": sum(kills.values()),
         "kills_by_kind": kills,
@@ -49,7 +41,6 @@ def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
 
 
 def print_outcome(plan: StormPlan, outcome: StormOutcome) -> None:
-    """Print the outcome as a table, with examples of violations."""
     fields = to_json(plan, outcome)
     table = Table("name", "value")
     for name, value in fields.items():

@@ -59,7 +59,7 @@ class Reporter:
     """
 
     def __init__(self, source: EventSource, provider: str, seed: int) -> None:
-        self.source = self._source = source
+        self.source = source
         self.reported: set[UUID] = set()
         self.refused_forgeries = 0
         self.accepted_forgeries = 0
@@ -101,7 +101,7 @@ class Reporter:
         self._is_finishing.set()
         ends_at = time.monotonic() + FINISH_SECONDS
         while self._thread.is_alive() and time.monotonic() < ends_at:
-            self._source.step()
+            self.source.step()
             self._thread.join(LOOK_SECONDS)
         if self._thread.is_alive() or self._due:
             raise HarnessFailed(f"{len(self._due)} events of the provider's double were not stored")
@@ -110,7 +110,7 @@ class Reporter:
         """Ends the thread and the source without reporting more."""
         self._is_stopped.set()
         self._thread.join(FINISH_SECONDS)
-        self._source.close()
+        self.source.close()
 
     def _run(self) -> None:
         while not self._is_stopped.is_set():
@@ -119,7 +119,7 @@ class Reporter:
                 return
             if not batch:
                 time.sleep(LOOK_SECONDS)
-            elif self._source.store(batch):
+            elif self.source.store(batch):
                 self.reported |= {event.email_id for event in batch}
                 self._forge(batch)
             else:
@@ -130,7 +130,7 @@ class Reporter:
         """Sends forged events of a kind that no genuine event has."""
         if self._random.random() < SHARE_FORGED:
             forged = [replace(event, kind=FORGED, bounce=None) for event in batch]
-            match self._source.forge(forged, self._random):
+            match self.source.forge(forged, self._random):
                 case True:
                     self.refused_forgeries += 1
                 case False:

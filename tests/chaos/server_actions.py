@@ -6,12 +6,11 @@ import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from random import Random
-from typing import Any
 
 import psycopg
 
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos.action import BROKEN, Action, short_or_long
+from tests.chaos.action import BROKEN, Action, rows_of, short_or_long
 from tests.chaos.network import Network
 from tests.chaos.stage import StormStage
 
@@ -21,7 +20,7 @@ def cut_connections(stage: StormStage, random: Random) -> bool:
     if stage.outages.is_away(RABBITMQ):
         return False
     names: tuple[str, ...] = ("dispatcher ",)
-    if stage.shares_broker:
+    if stage.ground.shares_broker:
         names = tuple(f"dispatcher {worker}" for host in stage.hosts for worker in host.workers())
     with suppress(*BROKEN):
         return bool(names) and stage.rabbit.close_connections(*names, chosen=lambda: random.random() < 0.7) > 0
@@ -51,12 +50,7 @@ def cut_sessions(stage: StormStage, random: Random) -> bool:
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
             and random() < 0.6
     """
-    if stage.outages.is_away(POSTGRES):
-        return False
-    with suppress(psycopg.Error), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
-        row = session.execute(statement).fetchone()
-        return row is not None and row[0] > 0
-    return False
+    return any(count > 0 for (count,) in rows_of(stage, statement))
 
 
 def restart_database(stage: StormStage, random: Random) -> bool:
@@ -94,12 +88,9 @@ def _hang_one(stage: StormStage, random: Random, *names: str) -> bool:
         order by pid
     """
     seconds = short_or_long(stage, random)
-    if stage.outages.is_away(POSTGRES) or stage.has_hung:
-        return False
-    with suppress(ProcessLookupError, IndexError, psycopg.Error), _session(stage) as session:
-        pids = [row[0] for row in session.execute(statement, [list(names)])]
-        pid = random.choice(pids)
-        stage.hang(pid, seconds)
+    pids = [] if stage.has_hung else [pid for (pid,) in rows_of(stage, statement, list(names))]
+    with suppress(ProcessLookupError, IndexError):
+        stage.hang(random.choice(pids), seconds)
         return True
     return False
 
@@ -111,7 +102,7 @@ def _workers(stage: StormStage) -> dict[str, int]:
 
 def step_clock(stage: StormStage, random: Random) -> bool:
     """Set PostgreSQL's clock forward or back by more than a lease, and back to the true time after a while."""
-    ahead = random.choice([-1, 1]) * random.uniform(stage.lease_seconds * 1.5, 30)
+    ahead = random.choice([-1, 1]) * random.uniform(stage.plan.lease_seconds * 1.5, 30)
     seconds = random.uniform(1, 5)
     if stage.outages.is_away(POSTGRES) or not _set_clock(stage, ahead):
         return False
@@ -129,10 +120,6 @@ def _set_clock(stage: StormStage, ahead: float) -> bool:
         return False
     stage.diary.note_event("clock", ahead=ahead)
     return True
-
-
-def _session(stage: StormStage) -> psycopg.Connection[tuple[Any, ...]]:
-    return psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2, options="-c statement_timeout=2000")
 
 
 def cut_network(*names: str) -> Action:

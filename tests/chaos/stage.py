@@ -6,61 +6,29 @@ import math
 import os
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from threading import Timer
-from typing import Any, Final, Protocol
+from typing import Final
 from uuid import UUID
 
-from dispatcher.broker.topology import Topology
 from tests.acceptance.double import Double
+from tests.acceptance.harness import Sink
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.outages import Outages
+from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
 from tests.chaos.subject import Subject
 from tests.store.steered_clock import SteeredClock
-from tests.supervisor.program import Event, Program
+from tests.supervisor.program import Event
 
 OBSERVE_SECONDS: Final = 0.5
-
-
-class ProviderDouble(Protocol):
-    """The provider's double, with a ledger of accepted emails and a record of wire events."""
-
-    program: Program
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings with which a dispatcher sends to the double."""
-        ...
-
-    def delivered(self) -> Counter[UUID]:
-        """How often each email was accepted."""
-        ...
-
-    @property
-    def ledger_octets(self) -> int:
-        """The size of the ledger, which grows with each accepted email."""
-        ...
-
-    def witnessed(self) -> list[dict[str, Any]]:
-        """The recorded wire events."""
-        ...
-
-    def behave(self, **behaviour: object) -> None:
-        """Set the double's behaviour from now on. Resets all settings that are not given."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the double."""
-        ...
 
 
 @dataclass(slots=True)
@@ -69,37 +37,30 @@ class StormStage:
 
     Attributes:
         hosts: The hosts. Each is a `dispatcher run` with a name, a run directory, and optionally its own network.
-        has_sms: Whether SMS are sent, too.
-        provider_name: The provider that the double simulates: `sendgrid`, `twilio` or `smtp`.
         clock: PostgreSQL's clock.
-        lease_seconds: The length of a lease; freezes last longer.
-        recipients: The most recipients of an email.
-        latency_ms: The provider's latency, unless the adversary makes it slower.
-        shares_broker: Whether other tests use the same RabbitMQ. If so, only connections of our own workers may be cut.
         reporter: Reports events of the provider; None if the provider reports none.
         calm: Calls that are due at a later time, or at the end of the storm: see `later`.
     """
 
-    database_url: str
-    topology: Topology
+    plan: StormPlan
+    ground: Ground
     hosts: Sequence[Subject]
     producers: Producers
-    provider: ProviderDouble
-    provider_name: str
+    provider: Double | Sink
     rabbit: Rabbit
     outages: Outages
     clock: SteeredClock
     diary: Diary
-    lease_seconds: float
-    latency_ms: int
-    shares_broker: bool
-    recipients: int = 1
-    has_sms: bool = False
-    reporter: Reporter | None = None
+    reporter: Reporter | None
     calm: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _hung: dict[int, Timer] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
     _observed: tuple[float, int] = (0.0, 0)
+
+    @property
+    def provider_name(self) -> str:
+        """The provider that the double simulates: `sendgrid`, `twilio` or `smtp`."""
+        return "twilio" if self.plan.channel == "sms" else self.plan.provider
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Schedule a call after this time, or at the end of the storm if that comes first."""
@@ -128,8 +89,8 @@ class StormStage:
             self._observe(self.reporter)
 
     def sms(self) -> set[UUID]:
-        """The SMS that the provider has accepted."""
-        return self.provider.sms() if self.has_sms and isinstance(self.provider, Double) else set()
+        has_sms = self.plan.channel != "email"
+        return self.provider.sms() if has_sms and isinstance(self.provider, Double) else set()
 
     def _observe(self, reporter: Reporter) -> None:
         """Show the reporter what the provider has accepted, at most twice a second."""
@@ -142,14 +103,12 @@ class StormStage:
 
     def behave(self, **behaviour: object) -> None:
         """Set the double's behaviour from now on, with the usual latency unless a latency is given."""
-        self.provider.behave(**{"latency_ms": self.latency_ms, **behaviour})
+        self.provider.behave(**{"latency_ms": self.plan.latency_ms, **behaviour})
 
     def find(self, role: str) -> list[int]:
-        """The running processes of a role on all hosts; see `Subject.find`."""
         return [pid for host in self.hosts for pid in host.find(role)]
 
     def events(self, name: str) -> list[Event]:
-        """The log events of every run of every host."""
         return [event for host in self.hosts for event in host.events(name)]
 
     def hang(self, pid: int, seconds: float) -> None:
@@ -169,7 +128,6 @@ class StormStage:
 
     @property
     def has_hung(self) -> bool:
-        """Whether a backend is frozen now."""
         return any(timer.is_alive() for timer in self._hung.values())
 
     def _restart(self, host: Subject) -> None:

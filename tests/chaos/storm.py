@@ -15,32 +15,31 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
-import psycopg
 
-from dispatcher.broker.topology import Topology
 from dispatcher.dev.oracle import Judgement, Records, explain_held, judge
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
-from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
+from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.acceptance.rabbit import Rabbit
-from tests.chaos.action import BROKEN
+from tests.chaos.action import BROKEN, rows_of
 from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
 from tests.chaos.diary import Diary
-from tests.chaos.event_sources import DirectSource, WebhookSource
+from tests.chaos.event_sources import EventSource, WebhookSource
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
 from tests.chaos.outages import Outages
+from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
-from tests.chaos.stage import ProviderDouble, StormStage
+from tests.chaos.stage import StormStage
 from tests.chaos.subject import COMMAND, Subject
 from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Program, eventually
@@ -65,92 +64,8 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class StormPlan:
-    """The settings of a storm.
-
-    Attributes:
-        seconds: How long the adversary works.
-        rate: Emails per second.
-        hosts: The number of hosts. Every host except the first reaches the servers through proxies, unless the servers
-            are a cluster.
-        workers: Workers per host.
-        provider: The provider of emails: `sendgrid` or `smtp`.
-        channel: What is enqueued: `email`, `sms` (by Twilio), or `both` in turn.
-        latency_ms: The provider's latency.
-        connections: The maximum number of concurrent requests per worker; the worker's other leased emails wait.
-        bundle: The maximum number of emails per message on the send queue.
-        events: Whether the provider's double reports events about the emails that it has accepted.
-        settings: Further settings of each host, as environment variables. They replace the storm's own.
-        ceilings: The ceilings of recipient domains: by domain, the options of `dispatcher domains set`.
-        recipients_per_transaction: The most recipients that the SMTP double takes in one transaction. Emails then have
-            up to twice as many recipients and one more. 0 for no limit, and one recipient per email.
-        pause_seconds: The shortest and the longest pause between two actions.
-        patience_seconds: How much longer the adversary waits if no email was accepted since its last action. On a busy
-            machine, processes take seconds to start, and the adversary would otherwise hit only idle processes.
-        deck: The count of each action in the deck; actions that the servers do not allow are never drawn.
-        command: The command to test instead of `dispatcher run`.
-        rest_seconds: After the storm, give up if no email makes progress for this long.
-    """
-
-    seconds: float
-    seed: int
-    policy: str = "hold"
-    rate: float = 100.0
-    hosts: int = 2
-    workers: int = 2
-    provider: str = "sendgrid"
-    channel: str = "email"
-    pause_seconds: tuple[float, float] = (0.1, 1.2)
-    patience_seconds: float = 3.0
-    lease_seconds: float = 3.0
-    latency_ms: int = 30
-    connections: int = 12
-    bundle: int = 16
-    events: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    ceilings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    recipients_per_transaction: int = 0
-    deck: Mapping[str, int] | None = None
-    command: Sequence[str] = COMMAND
-    rest_seconds: float = 120.0
-
-    @property
-    def recipients(self) -> int:
-        """The most recipients of an email."""
-        return 2 * self.recipients_per_transaction + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """The servers that a storm may use.
-
-    Attributes:
-        stoppable: The names of the servers that the storm may stop.
-        shares_broker: Whether other tests use the same RabbitMQ.
-        outages: The schedule that stops the servers, if the actions do not stop them.
-    """
-
-    stoppable: StoppableServers
-    removable_names: tuple[str, ...]
-    database_url: str
-    topology: Topology
-    shares_broker: bool
-    outages: Outages | None = None
-
-    @property
-    def urls(self) -> Mapping[str, str]:
-        """The URL of each server for a host."""
-        return {POSTGRES: self.database_url, RABBITMQ: self.stoppable.servers.amqp_url}
-
-
-@dataclass(frozen=True, slots=True)
 class StormOutcome:
-    """A finished storm.
-
-    Attributes:
-        actions: The count of each action.
-        seconds: From the first process to the last.
-    """
+    """A finished storm, which took `seconds` from the first process to the last, with the count of each action."""
 
     verdict: Judgement
     books: Records
@@ -186,15 +101,10 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
         except Exception as error:  # errors of the product are recorded in the diary and raise no exception
             (folder / "harness.txt").write_text(traceback.format_exc())
             raise HarnessFailed(f"{type(error).__name__}: {error}") from error
-    _write_held(folder / "held.jsonl", books)
-    return StormOutcome(judge(books), books, stage.diary.actions, time.monotonic() - began_at)
-
-
-def _write_held(path: Path, books: Records) -> None:
-    """Write a file with the reason and all records for each held email, for the examination of unexplained held
-    emails."""
+    # Unexplained held emails can be examined by this file.
     lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
-    path.write_bytes(b"".join(lines))
+    (folder / "held.jsonl").write_bytes(b"".join(lines))
+    return StormOutcome(judge(books), books, stage.diary.actions, time.monotonic() - began_at)
 
 
 @contextmanager
@@ -217,20 +127,12 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             hosts.append(Subject(folder, env, diary, plan.command, network))
         for host in hosts:
             host.program.await_events("broker.connected", plan.workers)
-        producers = Producers(
-            folder,
-            clock.url,
-            diary,
-            rate=plan.rate,
-            seconds=plan.seconds,
-            channel=plan.channel,
-            recipients=plan.recipients,
-        )
+        producers = Producers(folder, clock.url, plan)
         if plan.events:
             env = _environment(plan, ground, folder, "api", direct, _provider_settings(plan, provider))
             is_sendgrid = plan.provider == "sendgrid"
-            direct_source = DirectSource(ground.database_url)
-            source = WebhookSource(folder, env, diary, direct_source) if is_sendgrid else direct_source
+            url = ground.database_url
+            source = WebhookSource(folder, env, diary, url) if is_sendgrid else EventSource(url)
             reporter = Reporter(source, plan.provider, plan.seed)
         servers = ground.stoppable.servers
         # During a memory alarm, RabbitMQ does not read from publishers. The storm's own publishing must not wait for
@@ -238,21 +140,15 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
         patient = ",".join(f"{url}?{patience}" for url in servers.amqp_url.split(","))
         yield StormStage(
-            database_url=ground.database_url,
-            topology=ground.topology,
+            plan=plan,
+            ground=ground,
             hosts=hosts,
             producers=producers,
             provider=provider,
-            provider_name="twilio" if plan.channel == "sms" else plan.provider,
             rabbit=Rabbit(patient, servers.management_url),
             outages=ground.outages or Outages(ground.stoppable, ground.removable_names),
             clock=clock,
             diary=diary,
-            lease_seconds=plan.lease_seconds,
-            latency_ms=plan.latency_ms,
-            shares_broker=ground.shares_broker,
-            recipients=plan.recipients,
-            has_sms=plan.channel != "email",
             reporter=reporter,
         )
     finally:
@@ -266,18 +162,17 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
 
 
 def _run_command(folder: Path, env: Mapping[str, str], *words: str) -> None:
-    """Run a command of the dispatcher, which must succeed."""
     program = Program([*COMMAND[:-1], *words], folder, "-".join(words[:3]), env=env)
     assert program.await_exit() == 0, program.words
 
 
-def _provider(plan: StormPlan, folder: Path) -> ProviderDouble:
+def _provider(plan: StormPlan, folder: Path) -> Double | Sink:
     if plan.provider != "smtp":
         return Double(folder / "double", "--wire")
     return Sink(folder / "double", "--wire", "--recipients-per-transaction", str(plan.recipients_per_transaction))
 
 
-def _provider_settings(plan: StormPlan, provider: ProviderDouble) -> dict[str, str]:
+def _provider_settings(plan: StormPlan, provider: Double | Sink) -> dict[str, str]:
     """The settings with which hosts send to the double: of emails, SMS, or both."""
     settings = {} if plan.channel == "sms" else dict(provider.settings)
     if plan.channel != "email":
@@ -325,7 +220,6 @@ def _environment(
 
 
 def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """Let the adversary work for the duration of the storm."""
     # The actions draw from a separate generator. How many numbers an action draws depends on timing, and must not
     # change the next cards.
     chance = random.Random(f"the actions of {plan.seed}")
@@ -372,7 +266,6 @@ def _seen(stage: StormStage) -> str:
 
 
 def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """Heal every fault, and wait until all calls of the producers have answers."""
     tell(f"calm: {_seen(stage)}, {stage.diary.actions.total()} actions")
     stage.wake()
     stage.step(everything=True)
@@ -393,11 +286,8 @@ def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str], int]) -> None:
     """Wait until every email is in a final status, every dead letter is published, and the queue is empty. If there is
-    no progress, and no email waits for its time, stop waiting; the oracle then judges.
-
-    Args:
-        queued: Returns the number of messages on the queue.
-    """
+    no progress, and no email waits for its time, stop waiting; the oracle then judges. `queued` counts the messages of
+    the queue."""
     fewest, moved_at = sys.maxsize, time.monotonic()
     while left := _unfinished(stage, queued):
         if left < fewest or _some_wait(stage):
@@ -413,18 +303,15 @@ def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str]
 def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
     """The number of emails that are in no final status or have an unpublished dead letter, plus messages on the queue.
     Returns a large number if a restarting server does not answer."""
-    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
-        row = session.execute(_OPEN).fetchone()
-        assert row is not None
-        return int(row[0]) + queued(stage.topology.queue)
+    with suppress(*BROKEN, ValueError):
+        ((emails,),) = rows_of(stage, _OPEN)
+        return int(emails) + queued(stage.ground.topology.queue)
     return sys.maxsize
 
 
 def _some_wait(stage: StormStage) -> bool:
     """Whether the time of some waiting email has not come: it waits for its redelivery, or for a domain's ceiling."""
-    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
-        return session.execute(_WAITING).fetchone() is not None
-    return False
+    return bool(rows_of(stage, _WAITING))
 
 
 def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
@@ -434,7 +321,7 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
     messages remain after some runs, the oracle judges them.
     """
     for _ in range(MAX_FURTHER_RUNS):
-        if not (waiting := stage.rabbit.waiting(stage.topology.queue)):
+        if not (waiting := stage.rabbit.waiting(stage.ground.topology.queue)):
             return
         tell(f"{waiting} messages were returned; starting another run")
         for host in stage.hosts:
@@ -455,8 +342,6 @@ _OPEN: Final = """
             or (proven_by is not null and status <> 'sent')
         )
 """
-
-
 _WAITING: Final = """
     select from dispatcher.email_log
     where status = 'waiting' and wait_until > clock_timestamp() and tenant_id <> 'damaged'

@@ -48,19 +48,16 @@ class Subject:
         self.start()
 
     def start(self) -> None:
-        """Start the next run."""
         self.is_stopping = False
         self.program = Program(self._command, self._folder, f"{self.name}-{len(self._programs)}", env=self._env)
         self._programs.append(self.program)
 
     @property
     def is_running(self) -> bool:
-        """Whether the latest `dispatcher run` is still running."""
         return self.program.exit_code is None
 
     @property
     def is_up(self) -> bool:
-        """Whether the run has started and is not stopping."""
         return self.is_running and not self.is_stopping and bool(self.program.events("dispatcher.started"))
 
     def find(self, role: str) -> list[int]:
@@ -92,7 +89,6 @@ class Subject:
         return [pid for program in self._programs for pid in program.members()]
 
     def await_all_ended(self) -> None:
-        """Wait until every process of every run has ended; fails after a timeout."""
         eventually(lambda: not self.members(), f"the end of every process of {self.name}")
 
     def workers(self) -> dict[str, int]:
@@ -102,11 +98,9 @@ class Subject:
         return {worker: pid for worker, pid in named.items() if pid in pids}
 
     def events(self, name: str) -> list[Event]:
-        """The log events of every run."""
         return [event for program in self._programs for event in program.events(name)]
 
     def destroy(self) -> None:
-        """Kill the remaining processes."""
         for program in self._programs:
             program.destroy()
         if self.network is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cluster_storm import DECK, PAUSE_SECONDS, cluster_ground, measured
-from tests.chaos.storm import StormPlan, play
+from tests.chaos.plan import StormPlan
+from tests.chaos.storm import play
 
 FAULTS = ("kill leading node", "freeze primary", "freeze standby", "freeze leading node")
 
@@ -18,9 +19,9 @@ def test_killed_and_frozen_leaders_stop_sending_for_seconds_only_and_nothing_is_
     plan = StormPlan(seconds=120, seed=1, rate=50.0, hosts=1, deck=DECK, pause_seconds=PAUSE_SECONDS)
     # The path is short, because the folder contains Erlang's cookie file, whose path must be short.
     with tempfile.TemporaryDirectory(prefix="dispatcher-cluster-") as folder:
-        with cluster_ground(plan, Path(folder), print, FAULTS) as (ground, faults):
+        with cluster_ground(plan, Path(folder), print, FAULTS) as ground:
             verdict = play(plan, ground, Path(folder), print).verdict
-        found = measured(faults, Path(folder))
+        found = measured(ground.outages, Path(folder))
 
     assert verdict.is_good, {name: list(found)[:5] for name, found in verdict.violations.items()}
     assert (verdict.lost, verdict.duplicates) == (0, 0)

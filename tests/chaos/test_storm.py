@@ -12,7 +12,8 @@ import pytest
 from dispatcher.store import queries
 from tests.chaos.actions import KILLS
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.storm import Ground, StormPlan, play
+from tests.chaos.plan import Ground, StormPlan
+from tests.chaos.storm import play
 
 STORMS = {
     "seed 1": StormPlan(seconds=60, seed=1),

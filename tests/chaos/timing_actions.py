@@ -12,16 +12,15 @@ from typing import Final
 from uuid import UUID
 
 import orjson
-import psycopg
 
 from tests.acceptance.outages import POSTGRES
-from tests.chaos.action import BROKEN
+from tests.chaos.action import rows_of
 from tests.chaos.stage import StormStage
 
 COMMAND_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
 MOST: Final = 12
-_RECENT: Final = b"""
+_RECENT: Final = """
     (select email_id from dispatcher.email_log where status in ('pending', 'waiting', 'sending')
         order by random() limit 60)
     union
@@ -50,7 +49,6 @@ def cancel(stage: StormStage, random: Random) -> bool:
 
 
 def reschedule(stage: StormStage, random: Random) -> bool:
-    """Reschedule some emails, to some seconds ahead or to now."""
     chosen = _chosen(stage, random)
     when = random.choice([("--now",), ("--send-in", "1s"), ("--send-in", "4s")])
     if chosen:
@@ -76,12 +74,8 @@ def pause(stage: StormStage, random: Random) -> bool:
 
 
 def _chosen(stage: StormStage, random: Random) -> list[UUID]:
-    if stage.outages.is_away(POSTGRES):
-        return []
-    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
-        found = sorted(row[0] for row in session.execute(_RECENT))
-        return random.sample(found, min(MOST, len(found)))
-    return []
+    found = sorted(email_id for (email_id,) in rows_of(stage, _RECENT))
+    return random.sample(found, min(MOST, len(found)))
 
 
 def _run(stage: StormStage, *words: str) -> str | None:

@@ -23,7 +23,6 @@ __all__ = ["rabbit", "start"]
 
 @pytest.fixture
 async def host(tables_url: str, tmp_path: Path, books: Books) -> AsyncIterator[Host]:
-    """A host with an empty run directory."""
     async with make_pool(tables_url, name=WORKER, size=2) as pool:
         yield Host(tables_url, tmp_path / "run", books, LeaseStore(pool, worker=WORKER, slot=SLOT))
 
@@ -42,7 +41,6 @@ class Relays:
         return settings_for(amqp_url or self.amqp_url, self.url, self.topology, **given)
 
     async def start(self, amqp_url: str | None = None, **given: str) -> None:
-        """Starts a relay with these settings."""
         await self.begin(self.settings(amqp_url, **given))
 
     async def take(self, count: int = 1, *, dead: bool = False) -> list[Taken]:

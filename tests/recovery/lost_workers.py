@@ -41,7 +41,6 @@ def unsent(_ledger: Ledger, _lease: Lease) -> None:
 
 
 def on_the_wire(ledger: Ledger, lease: Lease, provider: str = "smtp", started_at: float = STARTED_AT) -> int:
-    """Marks the email as on the wire."""
     return ledger.mark_on_wire(
         lease.email_id,
         lease.token,
@@ -63,7 +62,6 @@ def answered(outcome: Outcome, provider: str = "smtp", started_at: float = START
 
 
 def rendering(ledger: Ledger, lease: Lease) -> None:
-    """Marks the email as being rendered."""
     ledger.begin_rendering(lease.email_id, lease.token)
 
 
@@ -120,7 +118,6 @@ class Host:
             yield LedgerRecovery(settings(DISPATCHER_RUN_DIR=str(self.run_dir), **given), pool)
 
     async def settle(self, **given: str) -> None:
-        """One round of the recovery."""
         async with self.recovery(**given) as recovery:
             await recovery.run_once()
 
@@ -141,7 +138,6 @@ class Host:
         return [self.books.outcomes(each.email_id) for each in leases]
 
     def ledgers(self) -> list[str]:
-        """The names of the files in the run directory."""
         return sorted(path.name for path in self.run_dir.iterdir())
 
 

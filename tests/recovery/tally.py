@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -13,25 +12,19 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.meters import Meter
 
 
-@dataclass
 class Tally:
-    """One value of a metric."""
+    """One value of a metric, see `meters.SampleValue`."""
 
-    counts: Counter[tuple[str, ...]]
-    place: tuple[str, ...]
+    def __init__(self, counts: Counter[tuple[str, ...]], name: str, *place: Any) -> None:
+        """The last argument is the values of the labels."""
+        self.counts = counts
+        self.place = (name, *place[-1])
 
     def inc(self, amount: float) -> None:
-        """See `meters.SampleValue`."""
         self.counts[self.place] += int(amount)
 
     def set(self, value: float) -> None:
-        """See `meters.SampleValue`."""
         self.counts[self.place] = int(value)
-
-
-def _value(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
-    """The metric's value for these label values."""
-    return Tally(counts, (name, *place[-1]))
 
 
 _OF_RECOVERY: Final = {"rescued": metrics.RECOVERED, "held": metrics.HELD, "lease_lost": metrics.LEASES_LOST}
@@ -43,7 +36,7 @@ def counted(meters: Mapping[str, Meter] = _OF_RECOVERY) -> Iterator[Counter[tupl
     lost leases."""
     counts: Counter[tuple[str, ...]] = Counter()
     for name, meter in meters.items():
-        meter.bind(partial(_value, counts, name))
+        meter.bind(partial(Tally, counts, name))
     try:
         yield counts
     finally:

@@ -244,18 +244,6 @@ async def test_a_worker_that_renews_during_the_settlement_keeps_its_lease(frozen
     assert books.count("every_attempt") == 0
 
 
-async def test_a_refused_answer_loses_the_providers_text_and_affects_no_other_email(frozen: Frozen) -> None:
-    leases = await frozen.host.lease(3)
-    for each in leases:
-        answered(Rejected(Reason.REFUSED, "a NUL \0 inside" if each is leases[1] else "no"))(frozen.ledger, each)
-    frozen.run_out(*leases)
-
-    await frozen.look()
-
-    assert [frozen.host.row(each)["last_error"] for each in leases] == ["no", None, "no"]
-    assert frozen.host.statuses(*leases) == ["failed"] * 3
-
-
 async def test_the_leading_relay_leaves_leases_of_its_own_host_to_ledgers_and_waits_for_those_of_others(
     host: Host, other_store: LeaseStore
 ) -> None:

@@ -8,7 +8,6 @@ commits, only emails that may have been sent are held.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import tempfile
 from collections import Counter
@@ -17,7 +16,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psycopg
 import pytest
 from structlog.testing import capture_logs
 
@@ -25,8 +23,6 @@ from dispatcher import enqueue
 from dispatcher.broker import pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.cli.checks import CheckState, check_postgresql
-from dispatcher.dev import postgres
-from dispatcher.dev.processes import Processes
 from dispatcher.domain.status import Status
 from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session
@@ -36,6 +32,7 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.store.settlement import find_leases
 from dispatcher.store.timeline import Timeline
 from tests.broker.proxy import Proxy
+from tests.chaos.cluster import PostgresPair, private
 from tests.recovery.conftest import Relays
 from tests.recovery.lost_workers import EXPIRED, WORKER
 from tests.recovery.tally import counted
@@ -44,10 +41,9 @@ from tests.store.books import Books, email
 from tests.store.damage import refused
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
-from tests.waiting import until, until_answer, wait_until
+from tests.waiting import until
 
 HOUR = 3600.0
-SMALL = {"shared_buffers": "64MB", "wal_retrieve_retry_interval": "500ms"}
 
 
 @pytest.mark.parametrize(("policy", "status"), [("hold", "held"), ("resend", "pending")])
@@ -253,28 +249,6 @@ async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_email
     assert not any(row["publish_due_at"] for row in books.rows())
 
 
-async def test_the_record_is_written_again_only_after_a_transaction_has_written_something(
-    tables_url: str, books: Books
-) -> None:
-    async with await connect_async(tables_url, name="relay") as session:
-        timeline = Timeline(session)
-
-        async def recorded_at() -> datetime:
-            await timeline.follow()
-            (row,) = books.select("select noted_at from relay_timeline")
-            found: datetime = row["noted_at"]
-            return found
-
-        async def is_kept() -> bool:
-            return await recorded_at() == await recorded_at()
-
-        await until_answer(is_kept)
-        before = await recorded_at()
-        enqueued_at = books.row(books.enqueue_one())["created_at"]
-
-        assert await recorded_at() > enqueued_at > before
-
-
 async def test_an_email_enqueued_after_the_promotion_is_published_at_once(relays: Relays, books: Books) -> None:
     promoted_at = was_promoted(books)
     email_id = books.enqueue_one()
@@ -336,77 +310,43 @@ async def test_nothing_is_published_while_postgresql_refuses_to_mark_an_uncertai
         assert await relays.rabbit.take(relays.topology.queue) is None
 
 
-class Pair:
-    """A primary and an asynchronous standby."""
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self.primary, _ = postgres.start(processes, print, SMALL, name="primary")
-        with connected(self.primary.url) as connection:
-            migrate(connection)
-        self.standby, _ = postgres.start(processes, print, SMALL, name="standby", primary=self.primary)
-        wait_until(lambda: self.standby_says("select status = 'streaming' from pg_stat_wal_receiver"))
-        hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
-        login = f"{postgres.ROLE}:{self.primary.password}"
-        self.url = f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
-
-    def standby_says(self, question: str) -> bool:
-        """Runs a yes-or-no query on the standby."""
-        with psycopg.connect(self.standby.url, autocommit=True) as session:
-            row = session.execute(question.encode()).fetchone()
-            return bool(row and row[0])
-
-    def cut_off(self) -> None:
-        """Cuts the standby off from further commits."""
-        with psycopg.connect(self.standby.url, autocommit=True) as session:
-            session.execute("alter system set primary_conninfo = ''")
-            session.execute("select pg_reload_conf()")
-        wait_until(lambda: self.standby_says("select count(*) = 0 from pg_stat_wal_receiver"))
-
-    def promote(self) -> None:
-        """Stops the primary, and promotes the standby."""
-        plan = self._processes.folder / "plan" / "primary.json"
-        pid = self._processes.running()["primary"]
-        plan.unlink()
-        os.kill(pid, signal.SIGINT)
-        wait_until(lambda: "primary" not in self._processes.running())
-        with psycopg.connect(self.standby.url, autocommit=True) as session:
-            session.execute("select pg_promote()")
-
-
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    """Separate servers for this test."""
-    with tempfile.TemporaryDirectory(prefix="dispatcher-pair-") as folder:
-        processes = Processes(Path(folder) / "servers")
-        processes.folder.mkdir(mode=0o700)
-        processes.spawn_keeper(os.getpid())
-        try:
-            yield Pair(processes)
-        finally:
-            processes.stop()
+def pair() -> Iterator[PostgresPair]:
+    """Separate servers for this test, with an asynchronous standby."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dispatcher-pair-") as folder,
+        private(PostgresPair, Path(folder) / "servers", print) as opened,
+    ):
+        opened.distrust_standby()
+        with connected(opened.url) as connection:
+            migrate(connection)
+        yield opened
 
 
 @pytest.mark.slow
 async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued_ones_are_sent(
-    pair: Pair, relays: Relays
+    pair: PostgresPair, relays: Relays
 ) -> None:
     relays.url = pair.url
     findings = await asyncio.to_thread(lambda: list(check_postgresql(relays.settings(LEASE_SECONDS="4"))))
     (finding,) = [found for found in findings if found.subject == "PostgreSQL standbys"]
     assert finding.state is CheckState.WARNING
     await relays.start(LEASE_SECONDS="4")
-    with psycopg.connect(pair.primary.url, autocommit=True) as connection:
+    with pair.session(pair.primary) as connection:
         books = Books(connection)
         finished, in_hand, queued = books.enqueue(3)
         await until(lambda: all(row["published_at"] for row in books.rows()))
-        await until(lambda: pair.standby_says("select count(*) = 3 from email_log where publish_due_at is null"))
-        pair.cut_off()
+        await until(lambda: pair.says(pair.standby, "select count(*) = 3 from email_log where publish_due_at is null"))
+        with pair.session(pair.standby) as standby:  # it gets no further commits
+            standby.execute("alter system set primary_conninfo = ''")
+            standby.execute("select pg_reload_conf()")
+        await until(lambda: pair.says(pair.standby, "select count(*) = 0 from pg_stat_wal_receiver"))
         async with worker_of(pair) as store:
             leases = {lease.email_id: lease for lease in await store.lease(books.keys([finished, in_hand]), 60)}
             await store.record([result(leases[finished], Status.SENT)])
     messages = await relays.take(3)  # workers acked two messages as finished; one is still queued
 
+    pair.end(pair.primary, signal.SIGINT)
     pair.promote()
 
     async with worker_of(pair) as store:
@@ -414,7 +354,7 @@ async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued
         (message,) = [each for each in messages if each.pointer.email_id == queued]
         (lease,) = await store.lease({queued: message.pointer.message_key}, 60)
         assert await store.record([result(lease, Status.SENT)]) == {queued}
-    with psycopg.connect(pair.standby.url, autocommit=True) as connection:
+    with pair.session(pair.primary) as connection:
         books = Books(connection)
         await until(lambda: books.status(finished) == "held")
         assert books.statuses() == {"sent": 2, "held": 1}
@@ -422,7 +362,7 @@ async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued
 
 
 @asynccontextmanager
-async def worker_of(pair: Pair) -> AsyncIterator[LeaseStore]:
+async def worker_of(pair: PostgresPair) -> AsyncIterator[LeaseStore]:
     """A worker's statements on the primary."""
     async with make_pool(pair.url, name=WORKER, size=1) as pool:
         yield LeaseStore(pool, worker=WORKER, slot="slot-1")

@@ -27,7 +27,6 @@ _numbers = itertools.count(1)
 
 
 def email(key: str = "key-1", **fields: Any) -> Email:
-    """A valid email; `fields` are fields of `Email`."""
     given = {"sender": "shop@example.com", "to": "ann@example.org", "subject": "Receipt", "text": "Thank you."}
     return Email(message_key=key, **{**given, **fields})
 
@@ -36,10 +35,7 @@ class Books:
     """Direct access to the tables of one database."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
-        """
-        Args:
-            connection: A connection in autocommit mode.
-        """
+        """The connection must be in autocommit mode."""
         self.connection = connection
 
     def enqueue(self, count: int = 1, **fields: Any) -> list[UUID]:
@@ -48,7 +44,6 @@ class Books:
         return [answer.email_id for answer in answers]
 
     def enqueue_one(self, **fields: Any) -> UUID:
-        """Enqueues one email; returns its id."""
         return self.enqueue(1, **fields)[0]
 
     def enqueue_tried(self, count: int = 1, **fields: Any) -> list[UUID]:
@@ -83,7 +78,6 @@ class Books:
         return str(self.row(email_id)["status"])
 
     def statuses(self) -> Counter[str]:
-        """The number of emails by status."""
         rows = self.select("select status, count(*) from email_log group by status")
         return Counter({row["status"]: row["count"] for row in rows})
 
@@ -94,7 +88,6 @@ class Books:
         )
 
     def outcomes(self, email_id: UUID) -> list[str]:
-        """The outcomes of the email's attempts, in order."""
         return [attempt["outcome"] for attempt in self.attempts(email_id)]
 
     def hourly(self) -> dict[str, int]:
@@ -115,7 +108,6 @@ class Books:
         self.connection.execute("select from email_log where email_id = %s for update", [email_id])
 
     def count(self, table: str) -> int:
-        """The number of rows in a table."""
         counted = sql.SQL("select count(*) as found from {}").format(sql.Identifier(table))
         with self.connection.cursor(row_factory=dict_row) as cursor:
             row = cursor.execute(counted).fetchone()
@@ -151,7 +143,6 @@ class Books:
         return len(found)
 
     def select(self, statement: str, *values: Any) -> list[Row]:
-        """Executes a statement and returns its rows."""
         with self.connection.cursor(row_factory=dict_row) as cursor:
             return cursor.execute(statement.encode(), values).fetchall()
 

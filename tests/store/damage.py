@@ -88,7 +88,6 @@ def noise(characters: int) -> str:
 
 
 def _last_chunk(connection: psycopg.Connection, table: str) -> int:
-    """The highest value id in the table's TOAST tables."""
     ids = [0]
     for _, name in connection.execute(_TOAST_TABLES.encode(), (table,)).fetchall():
         statement = sql.SQL("select max(chunk_id) from pg_toast.{}").format(sql.Identifier(name))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
+import psycopg
 from psycopg import sql
 
 from tests.store.books import Books
@@ -91,6 +92,14 @@ CONTENTS: Final[Mapping[str, Columns]] = {
     **{f"{column}: {json}": {column: json} for column in ("headers", "tags", "template_data") for json in ("5", "[5]")},
 }
 """Rows of `email_content` with values that are not those of an email."""
+
+
+def insert_row(connection: psycopg.Connection, row: Columns) -> None:
+    """Inserts a row of `email_log` with these columns."""
+    statement = sql.SQL("insert into email_log ({}) values ({})").format(
+        sql.SQL(", ").join(map(sql.Identifier, row)), sql.SQL(", ").join([sql.Placeholder()] * len(row))
+    )
+    connection.execute(statement, [*row.values()])
 
 
 def insert_damaged(books: Books) -> dict[str, UUID]:

@@ -7,8 +7,10 @@ conftest.py of each folder imports the fixtures that its tests need.
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
@@ -16,9 +18,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.dev.servers import Servers
-from dispatcher.store.connections import Pool, make_pool
+from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Servers, private_servers
+from dispatcher.store.connections import AsyncSession, Pool, connect_async, make_pool
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from tests.store.books import Books
 from tests.store.steered_clock import SEARCH_PATH, SteeredClock
 from tests.waiting import wait_until
@@ -122,46 +125,43 @@ class KeptSession:
             self._session.execute(_RESET, prepare=False)
 
     def close(self) -> None:
-        """Ends the session."""
         if self._session is not None:
             self._session.close()
 
 
-class Cleaner(KeptSession):
-    """Empties the kept database over one session for the whole run."""
-
-    def empty_tables(self) -> None:
-        """Deletes every row."""
-        self.open().execute(_EMPTY.encode())
-
-    def end_other_sessions(self) -> None:
-        """Terminates the sessions of the test, and waits until they have ended. Otherwise, the next test would find
-        their locks and names."""
-        session = self.open()
-        session.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
-        wait_until(lambda: session.execute(f"select {_OTHERS}".encode()).fetchone() is None)
-
-
 @pytest.fixture(scope="session")
-def cleaner(kept_database_url: str) -> Iterator[Cleaner]:
-    """Empties the kept database."""
-    with closing(Cleaner(kept_database_url, "test cleaner")) as opened:
+def cleaner(kept_database_url: str) -> Iterator[KeptSession]:
+    with closing(KeptSession(kept_database_url, "test cleaner")) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def kept_session(kept_database_url: str) -> Iterator[KeptSession]:
-    """The session of the run for the kept database."""
     with closing(KeptSession(kept_database_url, "test session")) as opened:
         yield opened
 
 
 @pytest.fixture
-def tables_url(kept_database_url: str, cleaner: Cleaner) -> Iterator[str]:
+def tables_url(kept_database_url: str, cleaner: KeptSession) -> Iterator[str]:
     """A migrated, empty database without sessions of other tests."""
-    cleaner.empty_tables()
+    cleaner.open().execute(_EMPTY.encode())
     yield kept_database_url
-    cleaner.end_other_sessions()
+    # Otherwise, the next test would find the locks and names of these sessions.
+    session = cleaner.open()
+    session.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
+    wait_until(lambda: session.execute(f"select {_OTHERS}".encode()).fetchone() is None)
+
+
+@pytest.fixture(scope="session")
+def disturbed(servers: Servers) -> Iterator[Servers]:
+    """A PostgreSQL server for tests that stop it, or make commits wait. RabbitMQ is shared with other tests."""
+    with tempfile.TemporaryDirectory(prefix="dispatcher-own-") as folder, pytest.MonkeyPatch.context() as environment:
+        environment.delenv(DATABASE_URL, raising=False)
+        environment.setenv(AMQP_URL, servers.amqp_url)
+        environment.setenv(MANAGEMENT_URL, servers.management_url)
+        with private_servers(Path(folder) / "servers", progress=print) as running:
+            environment.undo()
+            yield running
 
 
 @pytest.fixture
@@ -192,8 +192,20 @@ def tables_session(
 
 @pytest.fixture
 def books(tables_session: psycopg.Connection) -> Books:
-    """Direct access to the tables of `tables_url`."""
     return Books(tables_session)
+
+
+@pytest.fixture
+async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
+    """A session of the dispatcher."""
+    async with await connect_async(tables_url, name="session") as opened:
+        yield opened
+
+
+@pytest.fixture
+def outbox(session: AsyncSession) -> Outbox:
+    """The relay's statements."""
+    return Outbox(session)
 
 
 @pytest.fixture

@@ -30,11 +30,9 @@ class Known:
         rows: The email's attempts: number, outcome and worker.
         is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
-        reported: The kinds of events that the provider has reported.
         impossible: The kinds of events that were reported before any attempt.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         times: `send_at` and `expires_at` of its payload.
-        has_expiry: Whether it has an expires_at. The test moves this time into the past.
         is_over: Whether its expires_at has passed.
         is_overdue: Whether its wait is over, if it is waiting.
         cancelled_by: `cancelled` or `expired` if it was cancelled.
@@ -77,11 +75,9 @@ class Known:
         return self.status in MORTUARY
 
     def is_under(self, lease: Lease) -> bool:
-        """Whether this lease is the email's current lease."""
         return self.status is Status.SENDING and self.token == lease.token
 
     def lease(self, worker: str) -> None:
-        """A worker leases the email."""
         self.status, self.owner, self.due_since, self.expiries = Status.SENDING, worker, None, 0
         self.token += 1
         self.attempts += 1
@@ -154,16 +150,13 @@ class Known:
 
     @property
     def may_be_leased(self) -> bool:
-        """Whether a worker may lease the email."""
         return self.status is Status.PENDING and self.proven_by is None and not self.is_over
 
     @property
     def is_unsent(self) -> bool:
-        """Whether the email may be cancelled or rescheduled."""
         return self.status in (Status.PENDING, Status.WAITING) and self.proven_by is None
 
     def cancel(self, why: str, step: int) -> None:
-        """The email is cancelled, or expires."""
         if why == "expired":
             self._confirm_rescue()
         self.close(Status.CANCELLED, step)
@@ -180,7 +173,6 @@ class Known:
         return self.attempts > 0 or bool(self.rows) or (self.status is Status.SENT and self.proven_by is not None)
 
     def report(self, kind: EventKind, provider: str) -> None:
-        """A new event of the provider is stored."""
         self.reported.add(kind)
         if kind.value in tuple(OutgoingKind):
             self.announced.append(kind)
@@ -193,7 +185,6 @@ class Known:
         return self.proven_by is not None and self.status not in (Status.SENT, Status.SENDING)
 
     def settle(self, step: int) -> None:
-        """The events settle the email."""
         self._confirm_rescue()
         if EventKind.REJECTED not in self.reported or self.reported - {EventKind.ACCEPTED, EventKind.REJECTED}:
             self.close(Status.SENT, step)
@@ -215,12 +206,10 @@ class Known:
         self.was_uncertain = True
 
     def replay(self, step: int) -> None:
-        """An operator replays the email."""
         self.close(Status.PENDING, step)
         self.attempt_base, self.crashes, self.is_discarded = self.attempts, 0, False
 
     def replay_outcome(self, *, include_held: bool) -> ItemOutcome:
-        """The expected outcome of a replay."""
         if self.status is Status.SENT:
             return ItemOutcome.ALREADY_SENT
         if not self.is_dead:

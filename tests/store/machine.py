@@ -66,8 +66,6 @@ RELAY: Final = "slot-1:relay"
 PERSON: Final = {"actor": "ann@ops-1", "reason": "test"}
 LONG_SECONDS: Final = 600
 HASHER: Final = AddressHasher(b"k" * 32)
-BOOKED: Final = "ann@example.org"
-"""The recipient of every email."""
 EMPTIED: Final = (
     b"delete from email_log",
     b"delete from email_idempotency",
@@ -173,11 +171,9 @@ class Sessions:
         return self.loop.run_until_complete(coroutine)
 
     def store(self, worker: str) -> LeaseStore:
-        """The statements of one worker."""
         return LeaseStore(self.pool, worker=worker, slot=worker)
 
     def close(self) -> None:
-        """Closes the sessions."""
         self.run(self.relay.close())
         self.run(self.pool.close())
         self.loop.close()
@@ -235,20 +231,18 @@ class Machine(RuleBasedStateMachine):
             self._reschedule(known, EXPIRED)
             self._wake()
         if status in (Status.WAITING, Status.CANCELLED):
-            return self._prepared_unsent(self._prepared(number, Status.PENDING), status)
+            known = self._prepared(number, Status.PENDING)
+            if status is Status.WAITING:
+                self._reschedule(known, NEVER)
+            else:
+                self._cancel(known)
+            return known
         if known.is_dead:
             self._replay(known, include_held=True)
         if known.status is Status.PENDING and status is not Status.PENDING:
             self._lease([known], worker)
         if known.status is not status:
             self._record(known, *known.leases[-1], status)
-        return known
-
-    def _prepared_unsent(self, known: Known, status: Status) -> Known:
-        if status is Status.WAITING:
-            self._reschedule(known, NEVER)
-        else:
-            self._cancel(known)
         return known
 
     # Statements about emails that are not sent yet.
@@ -558,7 +552,7 @@ class Machine(RuleBasedStateMachine):
 
     def _report(self, known: Known, kind: EventKind) -> None:
         event = ProviderEvent(
-            email_id=known.email_id, provider="smtp", kind=kind, happened_at=EXPIRED, recipient=BOOKED
+            email_id=known.email_id, provider="smtp", kind=kind, happened_at=EXPIRED, recipient="ann@example.org"
         )
         row = EventRow.of(event, HASHER)
         is_new = kind not in known.reported | known.impossible

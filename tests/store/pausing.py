@@ -6,11 +6,7 @@ import psycopg
 
 
 def pause(connection: psycopg.Connection, scope: str, name: str = "", *, seconds: float | None = None) -> None:
-    """Begins a pause by `ann@ops-1`.
-
-    Args:
-        seconds: When it ends by itself; None: never.
-    """
+    """Begins a pause by `ann@ops-1`, which ends by itself after `seconds`."""
     connection.execute(
         "insert into pause (scope, name, until_at, reason, actor)"
         " values (%s, %s, clock_timestamp() + %s * interval '1 second', 'maintenance', 'ann@ops-1')",
@@ -19,5 +15,4 @@ def pause(connection: psycopg.Connection, scope: str, name: str = "", *, seconds
 
 
 def resume(connection: psycopg.Connection) -> None:
-    """Ends all pauses."""
     connection.execute("delete from pause")

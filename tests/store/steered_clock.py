@@ -44,7 +44,10 @@ class SteeredClock:
     def __init__(self, database_url: str) -> None:
         """Installs the functions in a migrated database, or replaces them. The clock starts at the real time."""
         self._database_url = database_url
-        self.url = steered(database_url)
+        parts = urlsplit(database_url)
+        query = [*parse_qsl(parts.query), ("options", f"-csearch_path={SEARCH_PATH}")]
+        # libpq does not decode a plus sign as a space.
+        self.url = urlunsplit(parts._replace(query=urlencode(query).replace("+", "%20")))
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute(_INSTALL.encode())
 
@@ -53,11 +56,3 @@ class SteeredClock:
         statement = f"update {SCHEMA}.clock set ahead = %s * interval '1 second'"  # noqa: S608
         with psycopg.connect(self._database_url, autocommit=True) as connection:
             connection.execute(statement.encode(), [ahead_seconds])
-
-
-def steered(database_url: str) -> str:
-    """The URL of the same database, for sessions that use this clock."""
-    parts = urlsplit(database_url)
-    query = [*parse_qsl(parts.query), ("options", f"-csearch_path={SEARCH_PATH}")]
-    # libpq does not decode a plus sign as a space.
-    return urlunsplit(parts._replace(query=urlencode(query).replace("+", "%20")))

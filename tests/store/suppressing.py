@@ -19,11 +19,7 @@ def hasher_of(connection: psycopg.Connection) -> AddressHasher:
 def suppress(
     connection: psycopg.Connection, *texts: str, tenant_id: str = "default", expires_in: str | None = None
 ) -> None:
-    """Adds an entry for each address or domain.
-
-    Args:
-        expires_in: An interval, such as `1 day` or `-1 day`; None: never.
-    """
+    """Adds an entry for each address or domain. It expires in an interval, such as `1 day` or `-1 day`, or never."""
     hasher = hasher_of(connection)
     for each in map(Recipient.parse, texts):
         connection.execute(

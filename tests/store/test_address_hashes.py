@@ -9,36 +9,36 @@ import pytest
 from dispatcher.store.address_hashes import AddressHasher, normalised
 
 HASHER = AddressHasher(b"k" * 32)
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        "Ann@Example.COM",
-        "Ann <ann@example.com>",
-        '"Ann, of shop" <ANN@example.com>',
-        " ann@example.com ",
-        "ann@example.com.",
-        "Ann <ann@example.com.>",
-        '"ann"@example.com',
-        "ann@example.com\u3002",
-        "ann@\uff45xample.com",
-    ],
+WRITTEN = (
+    "Ann@Example.COM",
+    "Ann <ann@example.com>",
+    '"Ann, of shop" <ANN@example.com>',
+    " ann@example.com ",
+    "ann@example.com.",
+    "Ann <ann@example.com.>",
+    '"ann"@example.com',
+    "ann@example.com\u3002",
+    "ann@\uff45xample.com",
 )
-def test_every_way_to_write_an_address_has_one_hash(written: str) -> None:
-    assert HASHER.hash(written) == HASHER.hash("ann@example.com")
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        *((each, "ann@example.com") for each in WRITTEN),
+        ("jos\u00e9@example.com", "jose\u0301@example.com"),
+        ("JOS\u00c9@example.com", "JOSE\u0301@example.com"),
+        ("\u1ec7@example.com", "e\u0302\u0323@example.com"),
+        ("ann@gr\u00fcn.example", "ann@gru\u0308n.example"),
+        ("ann@b\u00fccher.example", "ann@XN--BCHER-KVA.example."),
+        ("ann..b@docomo.example.org", 'Ann <"ann..b"@docomo.example.org>'),
         ("+525512345678", "+5215512345678"),
         ("+541123456789", "+5491123456789"),
         ("+551187654321", "+5511987654321"),
         ("+22997123456", "+2290197123456"),
     ],
 )
-def test_both_forms_of_a_number_have_one_hash(one: str, other: str) -> None:
+def test_every_way_to_write_an_address_or_a_number_has_one_hash(one: str, other: str) -> None:
     assert HASHER.hash(one) == HASHER.hash(other)
 
 
@@ -68,23 +68,8 @@ def test_a_domain_hashes_as_dns_writes_it() -> None:
     assert normalised("ann@ü..example") == "ann@ü..example", "an invalid domain does not raise"
     # A composed address keeps the hash that is stored already.
     assert normalised("Jos\u00e9@B\u00fccher.example") == "jos\u00e9@xn--bcher-kva.example"
-    assert HASHER.hash_domain("ann@bücher.example") == HASHER.hash_domain("xn--bcher-kva.example")
-
-
-@pytest.mark.parametrize(
-    ("written", "also"),
-    [
-        ("jos\u00e9@example.com", "jose\u0301@example.com"),
-        ("JOS\u00c9@example.com", "JOSE\u0301@example.com"),
-        ("\u1ec7@example.com", "e\u0302\u0323@example.com"),
-        ("ann@gr\u00fcn.example", "ann@gru\u0308n.example"),
-        ("ann@b\u00fccher.example", "ann@XN--BCHER-KVA.example."),
-        ("ann..b@docomo.example.org", 'Ann <"ann..b"@docomo.example.org>'),
-    ],
-)
-def test_two_spellings_of_one_address_have_one_hash(written: str, also: str) -> None:
-    assert HASHER.hash(written) == HASHER.hash(also)
-    assert HASHER.hash_domain(written) == HASHER.hash_domain(also)
+    for written in ("ann@bücher.example", "ann@bu\u0308cher.example", "ann@XN--BCHER-KVA.example."):
+        assert HASHER.hash_domain(written) == HASHER.hash_domain("xn--bcher-kva.example")
 
 
 def test_addresses_domains_and_keys_never_share_a_hash() -> None:

@@ -7,7 +7,7 @@ differences of samples are the emails of a minute, and several monitors write on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -27,13 +27,6 @@ from tests.store.books import Books
 WAITING = 3_000
 HOUR = timedelta(hours=1)
 QUEUES = {"normal": QueueDepth(7, 2), "dlq": QueueDepth(1, 0)}
-
-
-@pytest.fixture
-async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    """The monitor's session."""
-    async with await connect_async(tables_url, name="monitor") as opened:
-        yield opened
 
 
 def count_attempts(books: Books, at: datetime, emails: int, outcome: str = "accepted", provider: str = "smtp") -> None:
@@ -155,27 +148,20 @@ async def test_waiting_and_cancelled_emails_are_counted_and_not_pending(session:
     assert (found.oldest_pending_seconds, found.longest_due_seconds) == (None, None)
 
 
-async def test_a_scheduled_email_that_has_become_pending_is_as_old_as_its_schedule(
+async def test_age_and_latency_of_a_scheduled_email_count_from_its_schedule(
     session: AsyncSession, books: Books
 ) -> None:
-    scheduled, usual = books.enqueue(2)
+    scheduled, usual, sent = books.enqueue(3)
     now = datetime.now(UTC)
     books.change(scheduled, created_at=now - 50 * HOUR, due_since=now - HOUR / 2)
+    books.change(sent, status="sent", created_at=now - HOUR, due_since=now - timedelta(seconds=2), sent_at=now)
     recent = (await count_for_monitor(session)).oldest_pending_seconds
     books.change(usual, created_at=now - HOUR)
     older = (await count_for_monitor(session)).oldest_pending_seconds
+    latency = measure_latency.sync(books.connection)
 
     assert recent == pytest.approx(1800, abs=60)
     assert older == pytest.approx(3600, abs=60)
-
-
-def test_latency_of_a_scheduled_email_counts_from_its_schedule(books: Books) -> None:
-    email_id = books.enqueue_one()
-    now = datetime.now(UTC)
-    books.change(email_id, status="sent", created_at=now - HOUR, due_since=now - timedelta(seconds=2), sent_at=now)
-
-    latency = measure_latency.sync(books.connection)
-
     assert latency is not None
     assert latency.p99_seconds == pytest.approx(2, abs=0.01)
 
@@ -218,6 +204,8 @@ SINCE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def test_the_oldest_open_transaction_of_this_database_is_found(database_url: str) -> None:
+    with connected(database_url) as connection:
+        assert find_oldest_transaction.sync(connection, older_seconds=0.0) is None
     with (
         psycopg.connect(database_url, application_name="nightly-report") as report,
         psycopg.connect(database_url, application_name="younger") as younger,
@@ -236,12 +224,6 @@ def test_the_oldest_open_transaction_of_this_database_is_found(database_url: str
         assert (found.kind, found.name, found.application) == ("session", pid, "nightly-report")
         assert found.transactions >= 2
         assert find_oldest_transaction.sync(connection) is None  # it is not old enough to be reported
-
-
-def test_without_an_open_transaction_nothing_is_found(database_url: str) -> None:
-    with connected(database_url) as connection:
-        assert find_oldest_transaction.sync(connection, older_seconds=0.0) is None
-    assert old_transaction_finding(None).state is CheckState.OK
 
 
 @pytest.mark.parametrize(
@@ -277,6 +259,7 @@ def test_without_an_open_transaction_nothing_is_found(database_url: str) -> None
 def test_each_kind_is_named_with_what_to_do(old: OldTransaction, words: str, remedy: str) -> None:
     finding = old_transaction_finding(old)
 
+    assert old_transaction_finding(None).state is CheckState.OK
     assert finding.state is CheckState.WARNING
     assert words in finding.detail
     assert remedy in (finding.remedy or "")

@@ -217,6 +217,8 @@ async def test_a_lease_whose_answer_was_lost_is_returned_if_it_is_still_ours(
     await store.record([result(lease_done, Status.SENT)])
     before = {email_id: books.row(email_id) for email_id in (theirs, done, untouched, unnamed)}
 
+    standing = await store.find_unleased([ours, theirs, done, untouched])
+    assert {i: each.our_token for i, each in standing.items() if each.our_token is not None} == {ours: 1}
     await store.release_unanswered([ours, theirs, done, untouched])
 
     row = books.row(ours)

@@ -10,13 +10,12 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from dispatcher.dev.servers import Servers, private_servers
+from dispatcher.dev.servers import Servers
 from dispatcher.errors import StoreBusy
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
@@ -109,16 +108,6 @@ async def test_a_wait_for_a_lock_other_than_these_rows_still_raises(
             await store.locked.execute_unlocked([email_id], lambda free: store.lease(dict.fromkeys(free, "key"), 60))
 
 
-@pytest.fixture
-def own_database_url(tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A PostgreSQL server for this test alone, because commits on it will wait."""
-    monkeypatch.delenv("DISPATCHER_DATABASE_URL", raising=False)
-    monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
-    monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
-    with private_servers(tmp_path) as own:
-        yield own.database_url
-
-
 @contextmanager
 def missing_standby(connection: psycopg.Connection) -> Iterator[None]:
     """During the block, commits of other sessions wait for a missing standby."""
@@ -134,15 +123,16 @@ def missing_standby(connection: psycopg.Connection) -> Iterator[None]:
 
 
 async def test_rows_locked_by_a_commit_that_waits_for_a_standby_are_reported_as_such(
-    own_database_url: str, capsys: pytest.CaptureFixture[str]
+    disturbed: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with psycopg.connect(own_database_url, autocommit=True) as connection:
+    url = disturbed.database_url
+    with psycopg.connect(url, autocommit=True) as connection:
         migrate(connection)
         books = Books(connection)
         email_id = books.enqueue_one()
 
         def record() -> None:
-            with psycopg.connect(own_database_url, application_name="worker-2", autocommit=True) as session:
+            with psycopg.connect(url, application_name="worker-2", autocommit=True) as session:
                 session.execute("update email_log set tenant_id = tenant_id")
 
         worker = threading.Thread(target=record)
@@ -153,7 +143,7 @@ async def test_rows_locked_by_a_commit_that_waits_for_a_standby_are_reported_as_
                 f"and xact_start < clock_timestamp() - {BATCH_LOCK_SECONDS} * interval '1 second'"
             )
             wait_until(lambda: connection.execute(waiting.encode()).fetchone() is not None)
-            async with make_pool(own_database_url, name="test", size=1, lock_seconds=0.1) as pool:
+            async with make_pool(url, name="test", size=1, lock_seconds=0.1) as pool:
                 store = LeaseStore(pool, worker="worker-1", slot="slot-1")
                 locked = await store.locked.find_locked([email_id], is_busy=True)
         worker.join()

@@ -7,6 +7,7 @@ now()` in `lease`: only pending emails can be leased, and no pending email has a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from typing import Final
 
 import pytest
@@ -212,15 +213,8 @@ MUTANTS: Final = {
 
 @pytest.fixture
 def open_sessions(tables_url: str, books: Books) -> Iterator[Callable[[Mutant | None], Sessions]]:
-    opened: list[Sessions] = []
-
-    def opened_sessions(mutant: Mutant | None = None) -> Sessions:
-        opened.append(Sessions(tables_url, books, mutant))
-        return opened[-1]
-
-    yield opened_sessions
-    for sessions in opened:
-        sessions.close()
+    with ExitStack() as opened:
+        yield lambda mutant: opened.enter_context(closing(Sessions(tables_url, books, mutant)))
 
 
 def driven(sessions: Sessions, *, runs: int = 50, steps: int = 10, shrinks: bool = True) -> None:

@@ -81,12 +81,6 @@ def url_of(tables_url: str, books: Books) -> Iterator[UrlOf]:
 
 
 @pytest.fixture
-async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    async with await connect_async(tables_url, name="first") as opened:
-        yield opened
-
-
-@pytest.fixture
 async def other(tables_url: str) -> AsyncIterator[AsyncSession]:
     async with await connect_async(tables_url, name="second") as opened:
         yield opened

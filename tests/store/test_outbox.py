@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -12,7 +11,6 @@ import pytest
 
 from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.instants import AHEAD_SECONDS, EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
@@ -22,20 +20,6 @@ from tests.waiting import until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
-
-
-@pytest.fixture
-async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    """The relay's session."""
-    opened = await connect_async(tables_url, name="relay")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-def outbox(session: AsyncSession) -> Outbox:
-    """The relay's statements."""
-    return Outbox(session)
 
 
 async def test_an_enqueued_email_is_due_with_all_data_for_its_message(outbox: Outbox, books: Books) -> None:
@@ -221,12 +205,6 @@ async def test_a_commit_wakes_the_listener_and_a_rollback_does_not(
     books.enqueue_one()
 
     assert await outbox.wait(10)
-
-
-async def test_partitions_are_created_ahead_once(outbox: Outbox, session: AsyncSession) -> None:
-    await outbox.make_partitions()  # a week may have ended since the tables were created
-
-    assert await outbox.make_partitions() == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -15,7 +15,7 @@ from dispatcher.domain.event import OutgoingKind
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.webhook import MAX_WEBHOOKS, new_secret
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.outgoing_events import ALL_KINDS, BEGINNING, Cursor, Position, Slice, read_page, read_slice
@@ -36,12 +36,6 @@ INVISIBLE: Final = """
     where made_in >= pg_snapshot_xmin(s) and made_in < pg_snapshot_xmax(s)
 """
 NOW: Final = datetime.now(UTC)
-
-
-@pytest.fixture
-async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    async with await connect_async(tables_url, name="reader") as opened:
-        yield opened
 
 
 def insert(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:

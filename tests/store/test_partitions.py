@@ -91,16 +91,14 @@ def test_concurrent_calls_create_each_partition_once(database_url: str) -> None:
     assert len(made) == len(set(made)) == 3 * len(INSERTS)
 
 
-WAITING_HERE = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-
-
 def test_creating_a_partition_waits_for_an_open_enqueue_and_moves_its_row(database_url: str, books: Books) -> None:
     email_id = lowest_id_at(FAR)
     with psycopg.connect(database_url) as application, ThreadPoolExecutor(1) as threads:
         insert(application, email_id)
         making = threads.submit(make, books.connection, FAR)
         with psycopg.connect(database_url, autocommit=True) as watcher:
-            wait_until(lambda: Books(watcher).select(WAITING_HERE))
+            others = Books(watcher).other_sessions
+            wait_until(lambda: any(row["wait_event_type"] == "Lock" for row in others()))
 
         application.commit()
         making.result(20)

@@ -16,7 +16,7 @@ from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncer
 from dispatcher.domain.scrub import OWN_SECRETS
 from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status
 from dispatcher.errors import StoreUnavailable
-from dispatcher.store.connections import connect_async
+from dispatcher.store.connections import AsyncSession
 from dispatcher.store.figures import count_emails
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
@@ -76,13 +76,11 @@ async def test_a_result_leaves_its_status_its_answer_and_what_is_due(
 
 
 async def test_a_redelivery_under_a_lease_that_recovery_took_makes_the_dead_letter_stale(
-    store: LeaseStore, books: Books, tables_url: str
+    store: LeaseStore, books: Books, outbox: Outbox
 ) -> None:
     lease = await lease_one(store, books)
     books.change(lease.email_id, locked_until=EXPIRED)
-    async with await connect_async(tables_url, name="relay") as session:
-        outbox = Outbox(session)
-        await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+    await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
     assert books.row(lease.email_id)["status"] == "held"
 
     ours = await store.record([result(lease, Status.WAITING, wait_seconds=300.0, error_type="refused")])
@@ -132,21 +130,22 @@ async def test_an_acceptance_after_another_attempt_began_keeps_its_own_number(
 
 
 @pytest.mark.parametrize("standing", ["leased again", *sorted(FINISHED & RECORDABLE)])
-@pytest.mark.parametrize("status", sorted(RECORDABLE - {Status.SENT}))
 async def test_a_result_without_its_lease_changes_no_email_but_stores_the_attempt(
-    store: LeaseStore, books: Books, standing: str, status: Status
+    store: LeaseStore, books: Books, standing: str
 ) -> None:
-    lease = await lease_one(store, books)
+    statuses = sorted(RECORDABLE - {Status.SENT})
+    leases = await lease_some(store, books, len(statuses))
     if standing == "leased again":
-        books.change(lease.email_id, lease_token=lease.token + 1, locked_by="worker-2")
+        books.connection.execute("update email_log set lease_token = lease_token + 1, locked_by = 'worker-2'")
     else:  # even under its token
-        await store.record([result(lease, Status(standing))])
-    before, counted = books.row(lease.email_id), books.hourly()
+        await store.record([result(lease, Status(standing)) for lease in leases])
+    before, counted = books.rows(), books.hourly()
 
-    assert await store.record([result(lease, status)]) == set()
+    for lease, status in zip(leases, statuses, strict=True):
+        assert await store.record([result(lease, status)]) == set()
 
-    assert books.row(lease.email_id) == before
-    assert len(books.attempts(lease.email_id)) == 1 + (standing != "leased again")
+    assert books.rows() == before
+    assert {len(books.attempts(lease.email_id)) for lease in leases} == {1 + (standing != "leased again")}
     assert books.hourly() == counted
 
 
@@ -334,40 +333,36 @@ def test_an_adapter_that_forgets_to_scrub_shows_no_secret(outcome: Outcome) -> N
 
 
 async def test_every_status_change_is_in_the_table_of_transitions(
-    store: LeaseStore, books: Books, tables_url: str
+    store: LeaseStore, books: Books, session: AsyncSession, outbox: Outbox
 ) -> None:
     allowed = {(before, after) for (before, _), after in TRANSITIONS.items()}
     seen: set[tuple[Status, Status]] = set()
-    session = await connect_async(tables_url, name="transitions")
 
-    async def watch(before: Status, moved: str, **columns: object) -> None:
-        lease = await lease_one(store, books)
-        books.change(lease.email_id, status=before, **columns)
-        tokens = {lease.email_id: lease.token}
+    async def watch(moved: str, **columns: object) -> None:
+        leases = dict(zip(Status, await lease_some(store, books, len(Status)), strict=True))
+        tokens = {lease.email_id: lease.token for lease in leases.values()}
+        for before, lease in leases.items():
+            books.change(lease.email_id, status=before, **columns)
         match moved:
             case "lease":
-                await store.lease(books.keys([lease.email_id]), 60)
+                await store.lease(books.keys(list(tokens)), 60)
             case "renew":
                 await store.renew(tokens, 60)
             case "release":
                 await store.release(tokens)
             case "release_unanswered":
-                await store.release_unanswered([lease.email_id])
+                await store.release_unanswered(list(tokens))
             case "release_found":
                 await release_found(session, await find_leases(session, "worker-1"))
             case "rescue":
-                outbox = Outbox(session)
                 await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
             case status:
-                await store.record([result(lease, Status(status))])
-        seen.add((before, Status(books.status(lease.email_id))))
+                await store.record([result(lease, Status(status)) for lease in leases.values()])
+        seen.update((before, Status(books.status(lease.email_id))) for before, lease in leases.items())
 
-    moves = ["lease", "renew", "release", "release_unanswered", "release_found", "rescue", *RECORDABLE]
-    for before in Status:
-        for moved in moves:
-            await watch(before, moved)
-            await watch(before, moved, locked_until=EXPIRED, on_uncertain="resend")
-    await session.close()
+    for moved in ("lease", "renew", "release", "release_unanswered", "release_found", "rescue", *RECORDABLE):
+        await watch(moved)
+        await watch(moved, locked_until=EXPIRED, on_uncertain="resend")
 
     moved_to = {pair for pair in seen if pair[0] is not pair[1]}
     assert moved_to <= allowed

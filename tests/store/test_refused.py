@@ -3,33 +3,23 @@ that Python or AMQP cannot represent."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from dispatcher.domain.status import OnUncertain
-from dispatcher.store.connections import connect_async
 from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.store.books import Books
 from tests.store.damage import allow_damage, damage, noise, refused
-from tests.store.damaged_rows import INSTANTS, READ, REFUSED, Columns
+from tests.store.damaged_rows import INSTANTS, READ, REFUSED, Columns, insert_row
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 OTHERS = 5
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    """The relay's statements."""
-    async with await connect_async(tables_url, name="relay") as session:
-        yield Outbox(session)
 
 
 async def test_due_emails_are_found_without_an_unreadable_row(
@@ -102,11 +92,7 @@ async def test_lost_messages_are_due_again_except_on_an_unchangeable_row(outbox:
 
 
 def insert(books: Books, columns: Columns) -> None:
-    row = {"email_id": uuid4(), "tenant_id": "acme", "message_key": "key", **columns}
-    statement = sql.SQL("insert into email_log ({}) values ({})").format(
-        sql.SQL(", ").join(map(sql.Identifier, row)), sql.SQL(", ").join([sql.Placeholder()] * len(row))
-    )
-    books.connection.execute(statement, [*row.values()])
+    insert_row(books.connection, {"email_id": uuid4(), "tenant_id": "acme", "message_key": "key", **columns})
 
 
 @pytest.mark.parametrize("name", REFUSED)

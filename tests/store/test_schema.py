@@ -247,7 +247,6 @@ def test_an_invalid_schema_name_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({}, "from dispatcher.email_log"),
         ({"DISPATCHER_DATABASE_SCHEMA": WORD}, 'from "order".email_log'),
         ({"DISPATCHER_DATABASE_SCHEMA": "No; name"}, "ConfigurationError: DISPATCHER_DATABASE_SCHEMA must be"),
     ],

@@ -274,11 +274,17 @@ SOON_FOUND: Final = {
     (EmailState.RECORDED, EmailEvent.FINISH),
 }
 BY_TESTS: Final = {
+    # Random runs hardly ever reach these.
     (EmailState.MARKED, EmailEvent.UNMARK),
-    (EmailState.STOPPED, EmailEvent.ANSWER),
     (EmailState.IN_DOUBT, EmailEvent.REFUSE),
+    (EmailState.REFUSED, EmailEvent.LOSE_REPLY),
+    # Without these, the worker still loses and repeats nothing: it asks whether the email may wait or be stopped.
+    (EmailState.RECORDED, EmailEvent.WAIT),
+    (EmailState.PREPARING, EmailEvent.STOP),
+    (EmailState.WAITING, EmailEvent.STOP),
+    (EmailState.STOPPED, EmailEvent.ANSWER),
 }
-"""Random runs hardly ever reach these transitions; `test_stages` tests each of them."""
+"""`test_stages` tests each of these transitions."""
 
 
 def test_no_random_run_loses_an_email_or_sends_it_twice_and_the_common_rows_are_needed(
