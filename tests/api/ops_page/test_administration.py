@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import orjson
 import psycopg
@@ -21,21 +21,13 @@ from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
 from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
+from tests.api.ops_page.rows import audited, dead_email, event, write
 from tests.api.running_api import Answer, Api, make_key
 from tests.store.books import Books
 from tests.waiting import until_answer
 
 PAGES = ("/suppressions", "/events", "/webhooks", "/lanes", "/pauses", "/keys", "/audit")
 FOR_ALL_TENANTS = ("/lanes", "/keys", "/audit")
-
-
-def make_event(books: Books, email_id: Any, **more: Any) -> None:
-    row = {"provider": "sendgrid", "kind": "bounced", "bounce": "hard", "code": "5.1.1", "detail": "no mailbox", **more}
-    books.connection.execute(
-        "insert into email_event (email_id, event_key, provider, kind, bounce, code, detail, doubt, happened_at) "
-        "values (%s, uuid_send(gen_random_uuid()), %s, %s, %s, %s, %s, %s, now())",
-        [email_id, *(row.get(name) for name in ("provider", "kind", "bounce", "code", "detail", "doubt"))],
-    )
 
 
 def make_webhook(books: Books, tenant_id: str | None, url: str = "https://shop.example/hook") -> int:
@@ -46,11 +38,6 @@ def make_webhook(books: Books, tenant_id: str | None, url: str = "https://shop.e
         tenant_id,
     )
     return int(row["webhook_id"])
-
-
-def audited(books: Books) -> list[tuple[str, str]]:
-    rows = books.select("select action, reason from operator_audit order by audit_id")
-    return [(row["action"], row["reason"]) for row in rows]
 
 
 def figure(page: Answer, element_id: str) -> str:
@@ -74,9 +61,8 @@ async def eventually(browser: Browser, words: bytes) -> Answer:
 
 async def test_dead_letters_and_held_emails_change_colour_symbol_and_word(operator: Browser, books: Books) -> None:
     green = await operator.get("/ops/")
-    failed, held = books.enqueue(2)
-    books.change(failed, status="failed", publish_due_at=None)
-    books.change(held, status="held", publish_due_at=None)
+    for status in ("failed", "held"):
+        dead_email(books, status)
     red = await eventually(operator, b"huge bad")
 
     assert figure(green, "dead-letters") == " huge good Dead letters 0 ✓ None"
@@ -85,13 +71,11 @@ async def test_dead_letters_and_held_emails_change_colour_symbol_and_word(operat
     assert figure(red, "held") == " huge bad Held 1 ▲ Act: confirm or release them"
 
 
-async def test_the_overview_has_every_part_with_a_table_beside_each_chart(
-    operator: Browser, connection: psycopg.Connection
-) -> None:
-    connection.execute(
+async def test_the_overview_has_every_part_with_a_table_beside_each_chart(operator: Browser, books: Books) -> None:
+    books.connection.execute(
         "insert into email_hourly values (date_trunc('hour', now(), 'UTC'), 'smtp', 'accepted', 's', 4321)"
     )
-    connection.execute("insert into host_presence (holder, host, seen_at) values ('a:1', 'host-<b>1', now())")
+    write(books, "host_presence", holder="a:1", host="host-<b>1", seen_at="now")
 
     page = await operator.get("/ops/")
 
@@ -106,9 +90,7 @@ async def test_the_overview_has_every_part_with_a_table_beside_each_chart(
     assert "No monitor has checked the queue" in text
     assert "style=" not in text
     assert not re.search(r"<script(?![^>]* src=)", text)
-    connection.execute(
-        "insert into pause (scope, name, reason, actor) values ('provider', 'smtp', 'maintenance', 'ann@ops')"
-    )
+    write(books, "pause", scope="provider", name="smtp", reason="maintenance", actor="ann@ops")
     await eventually(operator, b"paused by ann")
 
 
@@ -116,12 +98,10 @@ async def test_a_tenants_overview_has_its_counts_and_no_hosts_providers_queues_o
     shop_operator: Browser, books: Books
 ) -> None:
     for tenant in ("shop", "other"):
-        books.change(books.enqueue_one(tenant_id=tenant), status="failed", publish_due_at=None)
-    books.connection.execute("insert into host_presence (holder, host, seen_at) values ('a:1', 'host-1', now())")
-    books.connection.execute(
-        "insert into pause (scope, name, reason, actor) values ('tenant', 'other', 'secret', 'ann@ops-1'),"
-        " ('tenant', 'shop', 'complaints', 'ann@ops-1')"
-    )
+        dead_email(books, tenant_id=tenant)
+        reason = "complaints" if tenant == "shop" else "secret"
+        write(books, "pause", scope="tenant", name=tenant, reason=reason, actor="ann@ops-1")
+    write(books, "host_presence", holder="a:1", host="host-1", seen_at="now")
 
     page = await shop_operator.get("/ops/")
 
@@ -146,10 +126,8 @@ async def test_while_postgresql_is_slow_the_overview_shows_old_figures_with_thei
 async def test_the_overview_tolerates_the_fields_of_alerts_of_a_later_release(operator: Browser, books: Books) -> None:
     readable = {"kind": "dead_letters", "raised_at": "2026-11-28T10:00:00+00:00", "reason": "18 messages"}
     alerts = orjson.dumps([readable | {"owner": "ann"}, {"kind": "of_a_later_release"}, 7]).decode()
-    books.connection.execute(
-        "insert into alert_check (queue, host, checked_at, depth, alerts) values (%s, 'mail-7', now(), 1, %s)",
-        [operator.api.settings.dlq, alerts],
-    )
+    queue = operator.api.settings.dlq
+    write(books, "alert_check", queue=queue, host="mail-7", checked_at="now", depth=1, alerts=alerts)
 
     page = await operator.get("/ops/")
 
@@ -177,9 +155,9 @@ async def test_a_recipient_is_suppressed_looked_up_masked_and_removed(operator: 
 
 async def test_events_link_to_their_emails_and_are_filtered_and_paged(operator: Browser, books: Books) -> None:
     email_id = books.enqueue_one(tenant_id="shop")
-    make_event(books, books.enqueue_one(), kind="delivered", bounce=None)
+    event(books, books.enqueue_one(), "delivered")
     for number in range(55):
-        make_event(books, email_id, detail=f"event-{number}.")
+        event(books, email_id, bounce="hard", detail=f"event-{number}.")
 
     first = await operator.get("/ops/events?provider=sendgrid&kind=bounced")
     (following,) = re.findall(r'rel="next" href="([^"]+)"', first.body.decode())
@@ -208,7 +186,7 @@ async def test_both_tables_of_events_say_what_an_event_does_not_prove(
     operator: Browser, books: Books, doubt: str | None, words: str | None
 ) -> None:
     email_id = books.enqueue_one()
-    make_event(books, email_id, doubt=doubt)
+    event(books, email_id, doubt=doubt)
 
     for path in ("/ops/events", f"/ops/emails/{email_id}"):
         html = (await operator.get(path)).body.decode()
@@ -353,7 +331,7 @@ async def test_a_search_in_the_audit_log_continues_where_a_page_stopped(
 async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(shop_operator: Browser, books: Books) -> None:
     own, other = make_webhook(books, "shop"), make_webhook(books, "acme", "https://acme.example/hook")
     for tenant in ("shop", "acme"):
-        make_event(books, books.enqueue_one(tenant_id=tenant), detail=f"event of {tenant}")
+        event(books, books.enqueue_one(tenant_id=tenant), detail=f"event of {tenant}")
     browser = shop_operator
 
     for page in FOR_ALL_TENANTS:

@@ -20,6 +20,7 @@ from dispatcher.api.ops_page.origins import client_address
 from dispatcher.api.ops_page.site import CONCURRENT_PAGES, SECURITY_HEADERS, Site
 from dispatcher.config import Settings
 from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
+from tests.api.ops_page.rows import dead_email, write
 from tests.api.running_api import Answer, Api, make_key
 from tests.store.books import Books
 from tests.waiting import until_answer
@@ -50,12 +51,6 @@ def has_safe_headers(answer: Answer) -> bool:
     is_kept = "no-store" not in found.get("cache-control", "")
     own = {name: found.get(name.lower()) for name in SECURITY_HEADERS}
     return own == dict(SECURITY_HEADERS) and found.get("x-content-type-options") == "nosniff" and not is_kept
-
-
-def dead_email(books: Books, status: str, **columns: Any) -> UUID:
-    email_id = books.enqueue_one()
-    books.change(email_id, status=status, error_type="x", attempt_count=2, publish_due_at=None, **columns)
-    return email_id
 
 
 async def test_every_address_refuses_strangers_readers_other_sites_and_forms_without_a_token(
@@ -100,9 +95,7 @@ async def test_a_visitor_who_may_only_read_sees_every_page_without_forms_and_lin
 ) -> None:
     held = dead_email(books, "held")
     dead_email(books, "failed")
-    books.connection.execute(
-        "insert into webhook (url, kinds, secret) values ('https://shop.example/', '{sent}', 'whsec_c2VjcmV0')"
-    )
+    write(books, "webhook", url="https://shop.example/", kinds=["sent"], secret="whsec_c2VjcmV0")
     pages = {path: await reader.get(path) for path in addresses(ops_api.settings, "GET", held)}
 
     refused = {path for path, page in pages.items() if page.status == 403}
