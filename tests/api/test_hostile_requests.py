@@ -274,12 +274,6 @@ def test_unread_responses_are_not_logged_as_errors(settings: Settings) -> None:
     assert [event for event in events if event["event"] == "error.unexpected"] == []
 
 
-async def test_two_idempotency_key_headers_are_refused(api: Api) -> None:
-    twice = request("Idempotency-Key: other", "Content-Length: 2") + b"{}"
-
-    assert await exchange(api.port, [twice]) == "400 idempotency-key-invalid"
-
-
 async def test_a_client_that_sends_its_request_too_slowly_gets_408(settings: Settings) -> None:
     stalled = request("Content-Length: 50") + b'{"from":'
     async with (
@@ -360,11 +354,11 @@ def test_the_request_of_a_connection_that_is_reset_before_it_is_accepted_is_not_
     assert connection.execute("select message_key from email_log").fetchall() == [("k-2",)]
 
 
-@pytest.mark.parametrize(("octets", "told"), [(MAX_HEAD_BYTES, "200"), (MAX_HEAD_BYTES + 1, "431 headers-too-large")])
-async def test_the_limit_of_a_head_is_exact_although_the_head_arrives_at_once(api: Api, octets: int, told: str) -> None:
+async def test_the_limit_of_a_head_is_exact_although_the_head_arrives_at_once(api: Api) -> None:
     before = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Filler: "
 
-    assert await exchange(api.port, [before + b"x" * (octets - len(before) - 4) + b"\r\n\r\n"]) == told
+    for octets, told in ((MAX_HEAD_BYTES, "200"), (MAX_HEAD_BYTES + 1, "431 headers-too-large")):
+        assert await exchange(api.port, [before + b"x" * (octets - len(before) - 4) + b"\r\n\r\n"]) == told
 
 
 async def test_a_body_in_thousands_of_tiny_chunks_is_refused(api: Api) -> None:
@@ -472,10 +466,8 @@ async def test_requests_beyond_the_concurrency_limit_get_503(settings: Settings)
     async with running(replace(settings, api_max_concurrent_requests=3)) as api:
         answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(40)))
 
-    refused = [answer for answer in answers if answer.status == 503]
-    assert refused
-    assert {answer.code for answer in refused} == {"overloaded"}
     assert {answer.status for answer in answers} == {202, 503}
+    assert {answer.code for answer in answers if answer.status == 503} == {"overloaded"}
 
 
 def resident_bytes() -> int:
