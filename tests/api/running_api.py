@@ -151,20 +151,8 @@ def make_key(connection: psycopg.Connection, **columns: Any) -> str:
     """Inserts an API key and returns it. By default the key belongs to `shop`, may read, and may send from any
     address."""
     key = Secret.new()
-    values = {
-        "key_id": key.key_id,
-        "secret_hash": key.hashed(),
-        "tenant_id": "shop",
-        "name": "test",
-        "scopes": ["send", "read"],
-        "sender_domains": None,
-        "sender_addresses": None,
-        "requests_per_second": None,
-        "recipients_per_day": None,
-        "lane": None,
-        "allowed_lanes": [],
-    }
-    row = values | columns
+    usual = {"tenant_id": "shop", "name": "test", "scopes": ["send", "read"]}
+    row = {"key_id": key.key_id, "secret_hash": key.hashed(), **usual, **columns}
     names = sql.SQL(", ").join(map(sql.Identifier, row))
     places = sql.SQL(", ").join(map(sql.Placeholder, row))
     connection.execute(sql.SQL("insert into api_key ({}) values ({})").format(names, places), row)

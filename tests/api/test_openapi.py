@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jsonschema
@@ -28,11 +26,10 @@ from schemathesis.specs.openapi.checks import (
 
 from dispatcher.api import face
 from dispatcher.api.enqueue_endpoints import SCHEMAS
-from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email import Email
 from dispatcher.errors import InvalidEmail
-from tests.api.running_api import EMAIL, Api, make_key, running
+from tests.api.running_api import EMAIL, Api, make_key
 from tests.api.test_hostile_requests import FILE, REFUSED
 
 CHECKS = [
@@ -45,45 +42,27 @@ CHECKS = [
 ]
 
 
-@contextmanager
-def in_a_thread(settings: Settings) -> Iterator[Api]:
-    """Runs an API in a separate thread during the block, for blocking clients in the test's thread."""
-    started, ended = threading.Event(), threading.Event()
-    apis: list[Api] = []
-
-    async def serving() -> None:
-        async with running(settings) as api:
-            apis.append(api)
-            started.set()
-            await asyncio.to_thread(ended.wait)
-
-    thread = threading.Thread(target=asyncio.run, args=[serving()])
-    thread.start()
-    try:
-        assert started.wait(timeout=20)
-        yield apis[0]
-    finally:
-        ended.set()
-        thread.join(timeout=20)
-
-
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning")
-def test_every_response_is_in_the_openapi_document(settings: Settings, connection: psycopg.Connection) -> None:
-    """Sends valid and invalid requests: with a key that may do everything, with one that may only read, and without."""
+async def test_every_response_is_in_the_openapi_document(api: Api, connection: psycopg.Connection) -> None:
     keys = (make_key(connection, scopes=[*Scope]), make_key(connection, scopes=["read"]))
-    every, reading = ({"Authorization": f"Bearer {key}"} for key in keys)
+
+    await asyncio.to_thread(probe, api.url, *keys)
+
+
+def probe(url: str, key_of_everything: str, key_of_a_reader: str) -> None:
+    """Sends valid and invalid requests to every operation, with the keys and without one."""
+    every, reading = ({"Authorization": f"Bearer {key}"} for key in (key_of_everything, key_of_a_reader))
     callers = itertools.cycle([every, reading, every, {}])
-    with in_a_thread(settings) as api:
-        for result in schemathesis.openapi.from_url(f"{api.url}/openapi.json").get_all_operations():
-            assert isinstance(result, Ok)
-            valid, invalid = (result.ok().as_strategy(generation_mode=mode) for mode in GenerationMode)
+    for result in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
+        assert isinstance(result, Ok)
+        valid, invalid = (result.ok().as_strategy(generation_mode=mode) for mode in GenerationMode)
 
-            @hypothesis_settings(max_examples=4, database=None, suppress_health_check=list(HealthCheck))
-            @given(case=valid | invalid)
-            def ask(case: Any) -> None:
-                case.validate_response(case.call(headers=next(callers)), checks=CHECKS)
+        @hypothesis_settings(max_examples=4, database=None, suppress_health_check=list(HealthCheck))
+        @given(case=valid | invalid)
+        def ask(case: Any) -> None:
+            case.validate_response(case.call(headers=next(callers)), checks=CHECKS)
 
-            ask()
+        ask()
 
 
 ODD_VALUES: tuple[Any, ...] = (17, "", [], {}, [17], True)

@@ -13,8 +13,8 @@ from tests.browser.stage import Stage
 
 Ids = dict[str, str]
 """Names for the places in the paths of `tests.browser.pages`."""
-OF_A_PAGE = 50
-"""The number of emails in a page of the list."""
+HOSTILE = LONG[:3_000]
+"""Text that is folded, with a word that is wider than every window."""
 HOSTILE_HTML = (
     "<script>alert(1)</script><script src='https://evil.example/x.js'></script>"
     "<img src='https://evil.example/pixel.png'><link rel=stylesheet href='https://evil.example/x.css'>"
@@ -32,7 +32,7 @@ def fill(stage: Stage) -> Ids:
     hostile = EmailMessage()
     hostile["From"], hostile["To"], hostile["Subject"] = "a@example.com", "ann@example.org", "hostile"
     hostile.set_content(HOSTILE_HTML, subtype="html")
-    sent, *_ = books.enqueue(OF_A_PAGE, tags=("receipt",), tenant_id="shop", html="<p>Thank you for your order.</p>")
+    sent, *_ = books.enqueue(8, tags=("receipt",), tenant_id="shop", html="<p>Thank you for your order.</p>")
     books.change(sent, status="sent", attempt_count=1, provider="smtp", publish_due_at=None, sent_at="now")
     event(books, sent, "delivered")
     failed = dead_email(books)
@@ -40,7 +40,7 @@ def fill(stage: Stage) -> Ids:
         attempt = {"attempt_number": 1, "worker": "mail-1:2:4711", "provider": "smtp", "outcome": outcome}
         write(books, "email_attempt", email_id=email_id, started_at="now", finished_at="now", **attempt)
     _figures(stage)
-    ids = {"sent": sent, "failed": failed, "held": dead_email(books, "held"), "hostile": hostile_email(books, LONG)}
+    ids = {"sent": sent, "failed": failed, "held": dead_email(books, "held"), "hostile": hostile_email(books, HOSTILE)}
     captured = {"captured": capture(stage.captured, receipt()), "captured_hostile": capture(stage.captured, hostile)}
     return {name: str(email_id) for name, email_id in ids.items()} | captured
 

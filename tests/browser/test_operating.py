@@ -7,9 +7,8 @@ import pytest
 from playwright.sync_api import Dialog, Request, expect
 
 from tests.api.ops_page.rows import dead_email
-from tests.api.ops_page.test_hostile_texts import LONG
 from tests.api.running_api import make_key
-from tests.browser.dataset import Ids, fill
+from tests.browser.dataset import HOSTILE, Ids, fill
 from tests.browser.pages import PAGES
 from tests.browser.stage import Stage
 from tests.browser.tab import NARROW, Tab, Tabs
@@ -104,7 +103,7 @@ def test_hostile_texts_are_shown_as_text_and_hostile_html_runs_nothing_and_loads
         assert page.evaluate("document.body.innerText.length") < 100_000
         if "{hostile}" in path:
             story = page.locator("#story").inner_text()
-            assert LONG[:20] in story
+            assert HOSTILE[:20] in story
             assert "\u202e" not in story
     frame = page.frame_locator("iframe")
     expect(frame.locator("#shown")).to_have_text("shown")
