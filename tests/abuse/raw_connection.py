@@ -25,12 +25,10 @@ def head(line: str, *headers: str) -> bytes:
 
 
 def get(path: str, *headers: str) -> bytes:
-    """A request without a body."""
     return head(f"GET {path}", *headers)
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
-    """A request with a JSON body."""
     return head(f"POST {path}", JSON, f"Content-Length: {len(body)}", *headers) + body
 
 

@@ -21,6 +21,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.events import twilio
 from dispatcher.events.sendgrid import SIGNATURE_HEADER
 from dispatcher.providers.twilio import TwilioSettings
+from tests.abuse.raw_connection import JSON, head
 from tests.api.running_api import EMAIL, Answer, Api, make_key, running
 from tests.events.requests import TOPIC, SendGridKey, Sns, delivery, dumped, sendgrid_event
 from tests.store.books import Books
@@ -40,7 +41,6 @@ ONE_CLICK = {"Content-Type": "application/x-www-form-urlencoded"}
 
 @pytest.fixture(scope="module")
 def key() -> SendGridKey:
-    """The key of SendGrid's event webhook."""
     return SendGridKey()
 
 
@@ -52,18 +52,15 @@ def event_settings(settings: Settings, key: SendGridKey) -> Settings:
 
 @pytest.fixture
 async def events_api(event_settings: Settings) -> AsyncIterator[Api]:
-    """A running API that accepts events."""
     async with running(event_settings) as api:
         yield api
 
 
 async def enqueued(api: Api) -> UUID:
-    """The id of a new email."""
     return UUID((await api.post()).json["id"])
 
 
 async def post(api: Api, key: SendGridKey, events: Any, **headers: str) -> Answer:
-    """Posts SendGrid's events."""
     body = events if isinstance(events, bytes) else dumped(events)
     return await api.call("POST", SENDGRID, raw=body, headers={**key.headers(body), **headers})
 
@@ -160,16 +157,10 @@ async def test_forged_requests_occupy_half_of_the_slots_at_most(event_settings: 
     assert mine.status == 200
 
 
-HEAD = (
-    "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nExpect: 100-continue\r\n{}\r\n"
-    "Content-Type: application/json\r\n\r\n"
-)
-
-
-async def stalled(api: Api, path: str, sent: int, size: int, more: str = "X: y") -> tuple[str, asyncio.StreamWriter]:
+async def stalled(api: Api, path: str, sent: int, size: int, *headers: str) -> tuple[str, asyncio.StreamWriter]:
     """Sends the first bytes of a body, and then nothing. Returns what the API answered before the body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    writer.write(HEAD.format(path, size, more).encode())
+    writer.write(head(f"POST {path}", JSON, f"Content-Length: {size}", "Expect: 100-continue", *headers))
     answer = (await reader.readline()).decode()
     writer.write(b"x" * sent)
     await writer.drain()
@@ -186,9 +177,9 @@ async def test_connections_that_send_one_byte_keep_no_event_out(small_settings: 
     sns = Sns()
     async with running(small_settings, fetch=sns.fetch) as api:
         email_id = await enqueued(api)
-        headers = "\r\n".join(f"{name}: {value}" for name, value in key.headers(b"").items())
+        headers = [f"{name}: {value}" for name, value in key.headers(b"").items()]
         begun = [await stalled(api, SES, 1, 100) for _ in range(200)]
-        begun += [await stalled(api, SENDGRID, 1, 100, headers) for _ in range(200)]
+        begun += [await stalled(api, SENDGRID, 1, 100, *headers) for _ in range(200)]
         events = [await post(api, key, [sendgrid_event(email_id)]) for _ in range(5)]
         events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(5)]
         for _, writer in begun:

@@ -69,7 +69,6 @@ ODD_VALUES: tuple[Any, ...] = (17, "", [], {}, [17], True)
 
 
 def corpus() -> Iterator[dict[str, Any]]:
-    """Valid and invalid emails."""
     yield EMAIL
     yield from (EMAIL | fields for fields, _, _ in REFUSED.values())
     yield from ({name: value for name, value in EMAIL.items() if name != missing} for missing in EMAIL)

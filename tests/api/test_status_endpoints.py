@@ -6,7 +6,9 @@ import asyncio
 
 import psycopg
 
+from tests.api.ops_page.rows import write
 from tests.api.running_api import EMAIL, Api, make_key
+from tests.store.books import Books
 from tests.waiting import until
 
 
@@ -24,28 +26,22 @@ async def test_an_email_is_found_by_id_and_by_key_without_its_content(api: Api) 
         assert private not in by_id.body.decode()
 
 
-async def test_the_reply_of_an_accepted_attempt_is_not_shown_as_an_error(
-    api: Api, connection: psycopg.Connection
-) -> None:
-    accepted, refused = [(await api.post(f"k-{number}")).json["id"] for number in range(2)]
-    words = {accepted: ("sent", "accepted", None, "250 2.0.0 Ok"), refused: ("failed", "rejected", "refused", "550 No")}
-    for email_id, (status, outcome, error_type, text) in words.items():
-        connection.execute(
-            "update email_log set status = %s, error_type = %s, last_error = %s where email_id = %s",
-            (status, error_type, text, email_id),
-        )
-        connection.execute(
-            "insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome,"
-            " error_type, error, provider_code) values (%s, 1, 'w', 'smtp', now(), now(), %s, %s, %s, %s)",
-            (email_id, outcome, error_type, text, text[:3]),
-        )
+async def test_the_reply_of_an_accepted_attempt_is_not_shown_as_an_error(api: Api, books: Books) -> None:
+    for key, status, outcome, reply in (
+        ("a", "sent", "accepted", "250 2.0.0 Ok"),
+        ("b", "failed", "rejected", "550 No"),
+    ):
+        email_id = (await api.post(key)).json["id"]
+        error_type = None if status == "sent" else "refused"
+        books.change(email_id, status=status, error_type=error_type, last_error=reply)
+        texts = {"error_type": error_type, "error": reply, "provider_code": reply[:3]}
+        attempt = {"attempt_number": 1, "worker": "w", "provider": "smtp", "outcome": outcome, **texts}
+        write(books, "email_attempt", email_id=email_id, started_at="now", finished_at="now", **attempt)
 
-    found = {email_id: (await api.get(f"/v1/emails/{email_id}")).json for email_id in words}
-
-    assert (found[accepted]["error"], found[refused]["error"]) == (None, "550 No")
-    assert found[accepted]["refused_recipients"] is found[refused]["refused_recipients"] is None
-    attempts = [found[email_id]["attempts"][0] for email_id in (accepted, refused)]
-    assert [(each["error"], each["provider_code"]) for each in attempts] == [(None, "250"), ("550 No", "550")]
+        found = (await api.get(f"/v1/emails/{email_id}")).json
+        shown = found["attempts"][0]
+        assert found["error"] == shown["error"] == (None if status == "sent" else reply)
+        assert (shown["provider_code"], found["refused_recipients"]) == (reply[:3], None)
 
 
 async def test_recipients_that_were_refused_or_delivered_in_part_are_listed(
@@ -158,13 +154,10 @@ async def test_a_tenant_finds_its_own_emails_by_recipient_domain_sender_and_tag(
         assert "ann@" not in answer.body.decode()
 
 
-async def test_the_timeline_has_no_operator_and_no_reason(api: Api, connection: psycopg.Connection) -> None:
+async def test_the_timeline_has_no_operator_and_no_reason(api: Api, books: Books) -> None:
     email_id = (await api.post("k-1")).json["id"]
     for action in ("reveal", "release"):
-        connection.execute(
-            "insert into operator_audit (actor, action, reason, email_id) values ('carol@ops', %s, 'secret', %s)",
-            (action, email_id),
-        )
+        write(books, "operator_audit", actor="carol@ops", action=action, reason="secret", email_id=email_id)
 
     document = (await api.get(f"/v1/emails/{email_id}")).json
 

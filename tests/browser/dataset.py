@@ -12,7 +12,7 @@ from tests.api.ops_page.test_hostile_texts import LONG, hostile_email
 from tests.browser.stage import Stage
 
 Ids = dict[str, str]
-"""Names for the places in the paths of `tests.browser.pages`."""
+"""Names for the places in the paths of `tests.browser.test_operating`."""
 HOSTILE = LONG[:3_000]
 """Text that is folded, with a word that is wider than every window."""
 HOSTILE_HTML = (

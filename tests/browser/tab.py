@@ -75,7 +75,6 @@ class Tab:
         return self.page
 
     def sign_in(self, key: str) -> None:
-        """Signs in with an API key."""
         self.go("/sign-in")
         self.page.get_by_label("API key").fill(key)
         self.page.get_by_role("button", name="Sign in").click()

@@ -9,12 +9,42 @@ from playwright.sync_api import Dialog, Request, expect
 from tests.api.ops_page.rows import dead_email
 from tests.api.running_api import make_key
 from tests.browser.dataset import HOSTILE, Ids, fill
-from tests.browser.pages import PAGES
 from tests.browser.stage import Stage
 from tests.browser.tab import NARROW, Tab, Tabs
 
 BLOCKED = r"evil\.example|Blocked script|sandbox"
 """What the browser reports about the HTML of the hostile captured email."""
+
+
+PAGES = (
+    "/",
+    "/emails",
+    "/emails?status=failed",
+    "/emails/{failed}",
+    "/emails/{failed}/replay",
+    "/emails/{held}",
+    "/emails/{held}/confirm",
+    "/emails/{sent}",
+    "/emails/{sent}/reveal",
+    "/emails/{hostile}",
+    "/dead-letters",
+    "/held",
+    "/poison",
+    "/replays",
+    "/replays/new",
+    "/suppressions",
+    "/events",
+    "/webhooks",
+    "/lanes",
+    "/pauses",
+    "/keys",
+    "/audit",
+    "/captured",
+    "/captured/{captured}",
+    "/captured/{captured}?view=source",
+    "/captured/{captured_hostile}?view=html",
+)
+"""Every page, as a path below the operators' page. A name in braces is a key of the ids of `tests.browser.dataset`."""
 
 
 def test_a_dead_letter_turns_red_by_itself_and_a_replay_by_keyboard_alone_turns_it_green(

@@ -37,7 +37,6 @@ class Day:
         assert result.code == 0, (words, result)
 
     def enqueue(self, name: str, count: int = 1) -> list[UUID]:
-        """Enqueues emails."""
         return sorted(self.host.enqueue(emails(count, name=name, to=lambda number: f"{name}-{number}@example.org")))
 
     @contextmanager
@@ -70,7 +69,6 @@ class Day:
         eventually(lambda: self.host.rabbit.waiting(self.host.topology.dlq) == depth, f"{depth} messages in the DLQ")
 
     def await_sent(self, ids: list[UUID]) -> None:
-        """Waits until all of these emails are sent."""
         eventually(
             lambda: {self.host.rows()[each].status for each in ids} == {"sent"},
             lambda: f"sent emails; now {[self.host.rows()[each] for each in ids]}",

@@ -18,6 +18,7 @@ from dispatcher.api.ops_page.attempts import ATTEMPTS_PER_CLIENT
 from dispatcher.api.ops_page.origins import client_address
 from dispatcher.api.ops_page.site import CONCURRENT_PAGES, SECURITY_HEADERS, Site
 from dispatcher.config import Settings
+from tests.abuse.raw_connection import head
 from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
 from tests.api.ops_page.rows import dead_email, write
 from tests.api.running_api import Answer, Api, make_key
@@ -26,10 +27,6 @@ from tests.waiting import until_answer
 
 REFRESH: Final = {"HX_Request": "true"}
 PUBLIC: Final = ("/sign-in", "/sign-out", "/static/")
-SLOW_FORM: Final = (
-    b"POST /ops/sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
-    b"Content-Length: 99\r\n\r\nk"
-)
 
 
 def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool = False) -> Iterator[str]:
@@ -259,10 +256,11 @@ def test_the_last_forwarded_address_counts_and_only_behind_a_proxy_on_this_host(
 
 
 async def test_clients_that_send_their_forms_slowly_delay_no_page(browser: Browser, ops_api: Api) -> None:
+    begun = head("POST /ops/sign-in", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 99") + b"k"
     slow = [await asyncio.open_connection("127.0.0.1", ops_api.port) for _ in range(CONCURRENT_PAGES)]
     try:
         for _, writer in slow:
-            writer.write(SLOW_FORM)
+            writer.write(begun)
             await writer.drain()
         assert (await browser.get("/ops/sign-in")).status == 200
     finally:

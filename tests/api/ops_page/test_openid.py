@@ -39,7 +39,6 @@ _ADDRESSES: Final = count(1)
 
 @pytest.fixture
 def issuer() -> Iterator[Issuer]:
-    """The issuer."""
     with running_issuer() as running:
         yield running
 
@@ -86,7 +85,6 @@ async def come_back(browser: Browser, path: str) -> Answer:
 
 
 async def sign_in(browser: Browser, target: str = "/") -> Answer:
-    """Signs in at the issuer."""
     return await come_back(browser, await lead_back(browser, target))
 
 
@@ -127,7 +125,6 @@ async def test_a_visitor_signs_in_acts_under_the_own_name_and_signs_out(
 
 
 def attributes(cookie: str) -> set[str]:
-    """The attributes of a cookie, in lower case."""
     return {each.strip().lower() for each in cookie.split(";")[1:]}
 
 
