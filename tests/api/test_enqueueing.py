@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 from dataclasses import replace
+from functools import partial
 from urllib.parse import quote
 
 import psycopg
@@ -179,7 +180,8 @@ async def test_a_batch_answers_for_each_email_in_order(api: Api, connection: psy
 
 
 async def test_an_invalid_batch_is_refused(api: Api) -> None:
-    for body in ({}, {"emails": []}, {"emails": [EMAIL] * 1001}, {"emails": 7}, []):
+    bodies: tuple[object, ...] = ({}, {"emails": []}, {"emails": [EMAIL] * 1001}, {"emails": 7}, [])
+    for body in bodies:
         answer = await api.call("POST", "/v1/emails/batch", body=body)
         assert (answer.status, answer.code) == (422, "invalid-body")
 
@@ -235,7 +237,7 @@ async def test_after_database_errors_which_are_logged_once_each_requests_succeed
 ) -> None:
     location = (await api.post("k-0")).headers["location"]
     answers = []
-    for table, ask in (("email_idempotency", lambda: api.post("k-1")), ("email_event", lambda: api.get(location))):
+    for table, ask in (("email_idempotency", partial(api.post, "k-1")), ("email_event", partial(api.get, location))):
         connection.execute(f"alter table {table} rename to gone".encode())
         try:
             answers.append(await ask())

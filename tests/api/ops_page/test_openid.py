@@ -273,7 +273,7 @@ async def test_the_issuer_gets_a_limited_time_and_no_verifier_or_secret_in_the_a
 
 async def test_failures_are_limited_per_address_and_apart_from_wrong_keys(api: Api, operator_key: str) -> None:
     browser = visit(api)
-    failures = []
+    failures: list[int] = []
     # On a slow machine, the time for another attempt passes meanwhile.
     while (begun := await browser.get(f"{OPS}/sign-in/openid")).status == 303 and len(failures) < 50:
         failures.append((await come_back(browser, (await lead_back(browser)).replace("code=", "code=x"))).status)
