@@ -219,9 +219,9 @@ async def test_an_email_may_name_only_a_lane_of_its_key(connection: psycopg.Conn
     assert (unknown.status, unknown.code) == (422, "invalid-email")
     assert "urgent, normal, bulk" in unknown.json["errors"][0]["detail"]
 
-    for key, lane, token in (("a", None, plain), ("b", None, login), ("c", "bulk", login), ("d", "urgent", login)):
-        email = {**EMAIL, "lane": lane} if lane else EMAIL
-        assert (await api.post(key, email, token=token)).status == 202
+    cases = {"a": (plain, {}), "b": (login, {}), "c": (login, {"lane": "bulk"}), "d": (login, {"lane": "urgent"})}
+    for key, (token, lane) in cases.items():
+        assert (await api.post(key, EMAIL | lane, token=token)).status == 202
     rows = connection.execute("select message_key, lane from email_log order by message_key").fetchall()
     assert rows == [("a", "normal"), ("b", "urgent"), ("c", "bulk"), ("d", "urgent")]
 
