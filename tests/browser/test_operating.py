@@ -13,7 +13,7 @@ from tests.browser.stage import Stage
 from tests.browser.tab import NARROW, Tab, Tabs
 
 BLOCKED = r"evil\.example|Blocked script|sandbox"
-"""What the browser reports about the HTML of the hostile captured email."""
+"""What the browser reports about the HTML of the captured emails."""
 
 
 PAGES = (
@@ -166,6 +166,7 @@ def test_a_refresh_keeps_focus_scroll_selection_and_typed_text(tab: Tab, ids: Id
 def test_a_visitor_goes_back_to_a_search_opens_a_captured_email_and_reads_without_scripts(
     tab: Tab, tabs: Tabs, signed_in: object, ids: Ids
 ) -> None:
+    tab.expect(BLOCKED)
     page = tab.go("/emails?status=failed")
     first = page.locator("table.emails tbody a").first.inner_text()
     page.locator("table.emails tbody a").first.click()
