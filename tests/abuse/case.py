@@ -24,7 +24,6 @@ class Target:
     numbers: count[int] = field(default_factory=count)
 
     def message_key(self) -> str:
-        """A unique message key."""
         return f"abuse-{self.name}-{next(self.numbers)}"
 
     def named(self, kind: str = "send") -> tuple[str, str]:

@@ -93,6 +93,11 @@ HEADS: Final = {
     "two spaces in the request line": _bare(b"GET  /healthz  HTTP/1.1 x"),
     "a target without a slash": head("GET healthz"),
 }
+TARGETS: Final = {
+    "a URL": head("GET http://x"),
+    "a URL without a host": head("GET http://"),
+    "a URL with a port that does not exist": head("GET http://x:99999999/"),
+}
 UPGRADES: Final = {
     "to HTTP/2, with a body": _post("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMA")
     + BEHIND,
@@ -152,6 +157,7 @@ CASES: Final = (
             ("coding", CODINGS),
             ("chunk", CHUNKS),
             ("head", HEADS),
+            ("target", TARGETS),
             ("upgrade", UPGRADES),
         )
         for name, sent in cases.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
@@ -13,7 +13,8 @@ from typing import Final, Self
 import orjson
 
 RESPONSE_SECONDS: Final = 20.0
-MAX_ANSWER_BYTES: Final = 1 << 24
+CLOSE_SECONDS: Final = 1.0
+"""How long a connection that is being closed may send the bytes that it has not sent yet."""
 HOST: Final = "Host: 127.0.0.1"
 JSON: Final = "Content-Type: application/json"
 
@@ -24,17 +25,11 @@ def head(line: str, *headers: str) -> bytes:
 
 
 def get(path: str, *headers: str) -> bytes:
-    """A request without a body."""
     return head(f"GET {path}", *headers)
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
-    """A request with a JSON body."""
     return head(f"POST {path}", JSON, f"Content-Length: {len(body)}", *headers) + body
-
-
-CLOSE_SECONDS: Final = 1.0
-"""How long a connection that is being closed may send the bytes that it has not sent yet."""
 
 
 class RawConnection:
@@ -44,11 +39,7 @@ class RawConnection:
 
     @classmethod
     async def open(cls, port: int, *, receive_bytes: int | None = None) -> Self:
-        """Opens a connection to the API.
-
-        Args:
-            receive_bytes: The size of the socket's receive buffer.
-        """
+        """Opens a connection to the API, with a receive buffer of this size."""
         client = socket.socket()
         client.setblocking(False)
         if receive_bytes is not None:
@@ -95,14 +86,13 @@ class RawConnection:
         """The status and problem code of the next response; `end`, `reset` or `silence` if no response arrives."""
         try:
             async with asyncio.timeout(RESPONSE_SECONDS):
-                status, _ = await self._answer()
+                return await self._answer()
         except asyncio.IncompleteReadError as error:
             return "end" if not error.partial else "part of a response"
         except TimeoutError:
             return "silence"
         except OSError:
             return "reset"
-        return status
 
     async def answers(self) -> str:
         """All responses until the connection ends, such as `200 + 400 malformed-request + end`."""
@@ -111,32 +101,30 @@ class RawConnection:
             found.append(await self.answer())
         return " + ".join(found)
 
-    async def _answer(self) -> tuple[str, bytes]:
+    async def _answer(self) -> str:
         top = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status = top.split(" ", 2)[1]
         if status == "100":
             return await self._answer()
         lengths = [line for line in top.lower().split("\r\n") if line.startswith("content-length:")]
         body = await self._reader.readexactly(int(lengths[0].partition(":")[2]) if lengths else 0)
-        if "application/problem+json" in top:
-            status = f"{status} {orjson.loads(body)['code']}"
-        return status, body
+        return f"{status} {orjson.loads(body)['code']}" if "application/problem+json" in top else status
 
 
 async def exchange(port: int, pieces: Iterable[bytes]) -> str:
     """Sends the pieces until the connection breaks; returns the first response."""
-    async with await RawConnection.open(port) as connection:
-        sending = asyncio.create_task(_send_all(connection, pieces))
-        result = await connection.answer()
-        sending.cancel()
-        return result
+    return await _sent(port, pieces, RawConnection.answer)
 
 
 async def provoke(port: int, pieces: Iterable[bytes]) -> str:
     """Sends all pieces; returns all responses until the connection ends."""
+    return await _sent(port, pieces, RawConnection.answers)
+
+
+async def _sent(port: int, pieces: Iterable[bytes], read: Callable[[RawConnection], Awaitable[str]]) -> str:
     async with await RawConnection.open(port) as connection:
         sending = asyncio.create_task(_send_all(connection, pieces))
-        result = await connection.answers()
+        result = await read(connection)
         sending.cancel()
         return result
 

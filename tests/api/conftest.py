@@ -39,7 +39,6 @@ async def api(settings: Settings) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def ops_settings(settings: Settings) -> Settings:
-    """Settings for an API with the operators' page."""
     return replace(settings, ops=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -147,61 +147,12 @@ async def running(
             await serving
 
 
-async def exchange(api: Api, *pieces: bytes) -> Answer | None:
-    """Sends bytes in pieces over a raw socket; returns the response, or None if the connection ends without one."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            await _send(writer, pieces)
-            return await _answer(reader)
-    finally:
-        writer.close()
-
-
-async def _send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
-    for piece in pieces:
-        try:
-            writer.write(piece)
-            await writer.drain()
-        except ConnectionError:  # the API refused the request early; the response may have arrived
-            return
-
-
-async def _answer(reader: asyncio.StreamReader) -> Answer | None:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-        status, *lines = head.decode("latin-1").strip().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-    except (ConnectionError, asyncio.IncompleteReadError):
-        return None
-    return Answer(int(status.split()[1]), headers, body)
-
-
-def request(path: str = "/v1/emails", *headers: str, method: str = "POST") -> bytes:
-    """A request line with headers."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *headers]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
 def make_key(connection: psycopg.Connection, **columns: Any) -> str:
     """Inserts an API key and returns it. By default the key belongs to `shop`, may read, and may send from any
     address."""
     key = Secret.new()
-    values = {
-        "key_id": key.key_id,
-        "secret_hash": key.hashed(),
-        "tenant_id": "shop",
-        "name": "test",
-        "scopes": ["send", "read"],
-        "sender_domains": None,
-        "sender_addresses": None,
-        "requests_per_second": None,
-        "recipients_per_day": None,
-        "lane": None,
-        "allowed_lanes": [],
-    }
-    row = values | columns
+    usual = {"tenant_id": "shop", "name": "test", "scopes": ["send", "read"]}
+    row = {"key_id": key.key_id, "secret_hash": key.hashed(), **usual, **columns}
     names = sql.SQL(", ").join(map(sql.Identifier, row))
     places = sql.SQL(", ").join(map(sql.Placeholder, row))
     connection.execute(sql.SQL("insert into api_key ({}) values ({})").format(names, places), row)

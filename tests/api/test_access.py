@@ -106,16 +106,16 @@ async def test_the_first_key_ends_open_access_and_the_api_stays_closed_after_its
     assert (await api.get("/v1/emails")).status == 401
 
 
-@pytest.mark.parametrize("is_open", [False, True])
 async def test_deleting_all_keys_does_not_open_the_api_and_it_does_not_start_if_all_are_revoked(
-    token: str, settings: Settings, connection: psycopg.Connection, is_open: bool
+    settings: Settings, connection: psycopg.Connection
 ) -> None:
-    settings = replace(settings, api_allow_anonymous=is_open)
-    async with running(settings) as api:
-        assert (await api.get("/v1/emails", token=token)).status == 200
-        connection.execute("delete from api_key")
-        await until_refused(api, token)
-        assert (await api.post()).status == 401
+    for is_open in (False, True):
+        token = make_key(connection)
+        async with running(replace(settings, api_allow_anonymous=is_open)) as api:
+            assert (await api.get("/v1/emails", token=token)).status == 200
+            connection.execute("delete from api_key")
+            await until_refused(api, token)
+            assert (await api.post()).status == 401
 
     make_key(connection)
     connection.execute("update api_key set revoked_at = clock_timestamp()")
@@ -219,9 +219,9 @@ async def test_an_email_may_name_only_a_lane_of_its_key(connection: psycopg.Conn
     assert (unknown.status, unknown.code) == (422, "invalid-email")
     assert "urgent, normal, bulk" in unknown.json["errors"][0]["detail"]
 
-    for key, lane, token in (("a", None, plain), ("b", None, login), ("c", "bulk", login), ("d", "urgent", login)):
-        email = {**EMAIL, "lane": lane} if lane else EMAIL
-        assert (await api.post(key, email, token=token)).status == 202
+    cases = {"a": (plain, {}), "b": (login, {}), "c": (login, {"lane": "bulk"}), "d": (login, {"lane": "urgent"})}
+    for key, (token, lane) in cases.items():
+        assert (await api.post(key, EMAIL | lane, token=token)).status == 202
     rows = connection.execute("select message_key, lane from email_log order by message_key").fetchall()
     assert rows == [("a", "normal"), ("b", "urgent"), ("c", "bulk"), ("d", "urgent")]
 
@@ -271,9 +271,7 @@ def email_to(recipients: int) -> dict[str, Any]:
     return EMAIL | {"to": [f"r{number}@example.org" for number in range(recipients)]}
 
 
-async def test_a_quota_is_shared_by_processes_and_repeated_requests_cost_nothing(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
+async def test_a_quota_is_shared_by_processes(settings: Settings, connection: psycopg.Connection) -> None:
     token = make_key(connection, recipients_per_day=100)
     async with running(settings) as one, running(settings) as two:
         apis = [one, two] * 10
@@ -286,9 +284,6 @@ async def test_a_quota_is_shared_by_processes_and_repeated_requests_cost_nothing
         refused = next(answer for answer in answers if answer.status == 429)
         assert refused.code == "quota-exceeded"
         assert int(refused.headers["retry-after"]) <= 86_400
-        accepted = statuses.index(202)
-        replayed = await one.post(f"k-{accepted}", email_to(10), token=token)
-        assert (replayed.status, replayed.body) == (202, answers[accepted].body)
 
 
 async def test_refused_and_repeated_emails_and_stopped_processes_leave_the_quota_to_others(
@@ -339,7 +334,7 @@ async def test_a_locked_quota_of_one_key_does_not_delay_other_keys(
 class Clocks:
     """A settable clock for PostgreSQL's sessions of `database_url`, and a settable monotonic clock of this host.
 
-    PostgreSQL's clock begins ten seconds before midnight of a day in 2030.
+    PostgreSQL's clock begins ten seconds before midnight of a day in 2030, and stands still.
     """
 
     connection: psycopg.Connection
@@ -356,22 +351,21 @@ class Clocks:
         return self.connection.execute("select day, recipient_count from api_key_day order by day").fetchall()
 
     def key(self, quota: int) -> ApiKey:
-        """The key of a new day."""
         make_key(self.connection, recipients_per_day=quota)
         (key,) = list_keys.sync(self.connection)
         return key
 
 
 @pytest.fixture
-def clocks(own_database_url: str) -> Iterator[Clocks]:
-    """The clocks of a database that only one test uses, because these tests replace PostgreSQL's clock."""
-    with psycopg.connect(own_database_url, autocommit=True) as connection:
+def clocks(database_url: str) -> Iterator[Clocks]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("create table public.clock as select '2030-06-01 23:59:50+00'::timestamptz as shown")
         connection.execute(
             "create function public.clock_timestamp() returns timestamptz language sql"
             " as 'select shown from public.clock'"
         )
-        yield Clocks(connection, make_conninfo(own_database_url, options="-c search_path=public,pg_catalog"))
+        yield Clocks(connection, make_conninfo(database_url, options="-c search_path=public,pg_catalog"))
+        connection.execute("drop function public.clock_timestamp; drop table public.clock")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ requests are refused."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.events import twilio
 from dispatcher.events.sendgrid import SIGNATURE_HEADER
 from dispatcher.providers.twilio import TwilioSettings
+from tests.abuse.raw_connection import JSON, head
 from tests.api.running_api import EMAIL, Answer, Api, make_key, running
 from tests.events.requests import TOPIC, SendGridKey, Sns, delivery, dumped, sendgrid_event
 from tests.store.books import Books
@@ -41,7 +41,6 @@ ONE_CLICK = {"Content-Type": "application/x-www-form-urlencoded"}
 
 @pytest.fixture(scope="module")
 def key() -> SendGridKey:
-    """The key of SendGrid's event webhook."""
     return SendGridKey()
 
 
@@ -53,18 +52,15 @@ def event_settings(settings: Settings, key: SendGridKey) -> Settings:
 
 @pytest.fixture
 async def events_api(event_settings: Settings) -> AsyncIterator[Api]:
-    """A running API that accepts events."""
     async with running(event_settings) as api:
         yield api
 
 
-async def enqueued(api: Api, key: str = "k-1") -> UUID:
-    """The id of a new email."""
-    return UUID((await api.post(key)).json["id"])
+async def enqueued(api: Api) -> UUID:
+    return UUID((await api.post()).json["id"])
 
 
 async def post(api: Api, key: SendGridKey, events: Any, **headers: str) -> Answer:
-    """Posts SendGrid's events."""
     body = events if isinstance(events, bytes) else dumped(events)
     return await api.call("POST", SENDGRID, raw=body, headers={**key.headers(body), **headers})
 
@@ -76,70 +72,32 @@ def rows(connection: psycopg.Connection) -> list[Any]:
     ).fetchall()
 
 
-async def test_events_are_committed_and_settle_the_email_before_the_response(
+async def test_events_are_stored_once_and_settle_the_email_before_the_response_which_does_not_show_if_an_email_exists(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
     email_id = await enqueued(events_api)
     Books(connection).lose_attempt(email_id)
+    known = [sendgrid_event(email_id, "processed"), sendgrid_event(email_id)]
 
-    answer = await post(events_api, key, [sendgrid_event(email_id, "processed"), sendgrid_event(email_id)])
+    for events in (known, known, [sendgrid_event(new_email_id()), sendgrid_event("17")]):
+        answer = await post(events_api, key, events)
+        assert (answer.status, answer.body) == (204, b"")
 
-    assert (answer.status, answer.body) == (204, b"")
-    assert rows(connection) == [
-        (email_id, "sendgrid", "accepted"),
-        (email_id, "sendgrid", "delivered"),
-    ]
-    status = await events_api.get(f"/v1/emails/{email_id}")
-    assert status.json["status"] == "sent"
+    assert rows(connection) == [(email_id, "sendgrid", "accepted"), (email_id, "sendgrid", "delivered")]
+    assert (await events_api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
 
 
-async def test_a_repeated_delivery_is_stored_once_and_one_of_an_unknown_email_gets_the_same_response(
+async def test_a_forged_request_changes_nothing(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
-    email_id = await enqueued(events_api)
-    batches = [[sendgrid_event(email_id, sg_event_id=f"{number}")] for number in range(46)]
-    batches += [[sendgrid_event(new_email_id())], [sendgrid_event("17")]]
+    body = dumped([sendgrid_event(await enqueued(events_api))])
+    all_headers = (SendGridKey().headers(body), {}, *(key.headers(body, timestamp=at) for at in (1.6e9, 9_999_999_999)))
 
-    answers = await asyncio.gather(*(post(events_api, key, batch) for batch in batches))
+    answers = [await events_api.call("POST", SENDGRID, raw=body, headers=headers) for headers in all_headers]
 
-    assert {(answer.status, answer.body) for answer in answers} == {(204, b"")}
-    assert len(rows(connection)) == 1
-
-
-async def test_a_forged_request_changes_nothing_and_is_counted(
-    events_api: Api, key: SendGridKey, connection: psycopg.Connection
-) -> None:
-    email_id = await enqueued(events_api)
-    body = dumped([sendgrid_event(email_id)])
-
-    forged = await events_api.call("POST", SENDGRID, raw=body, headers=SendGridKey().headers(body))
-    unsigned = await events_api.call("POST", SENDGRID, raw=body)
-    stale = await events_api.call("POST", SENDGRID, raw=body, headers=key.headers(body, timestamp=1_600_112_502))
-    ahead = await events_api.call("POST", SENDGRID, raw=body, headers=key.headers(body, timestamp=9_999_999_999))
-
-    assert [(answer.status, answer.code) for answer in (forged, unsigned)] == [(403, "signature-invalid")] * 2
-    assert [(answer.status, answer.code) for answer in (stale, ahead)] == [(403, "signature-stale")] * 2
+    assert {answer.status for answer in answers} == {403}
+    assert [answer.code for answer in answers] == [*["signature-invalid"] * 2, *["signature-stale"] * 2]
     assert rows(connection) == []
-    assert (await events_api.get(f"/v1/emails/{email_id}")).json["status"] == "pending"
-
-
-async def test_odd_events_do_not_stop_the_others(
-    events_api: Api, key: SendGridKey, connection: psycopg.Connection
-) -> None:
-    email_id = await enqueued(events_api)
-    odd = [
-        sendgrid_event(email_id, "bounce", reason="\0\ud800", email="\ud800@example.org", type="bounce"),
-        sendgrid_event(email_id, "open", timestamp=10**30),
-        sendgrid_event(email_id, "invented"),
-        17,
-        sendgrid_event(email_id, "click", url="\0\ud800"),
-        sendgrid_event(email_id, "deferred", response=9**99),
-    ]
-
-    answer = await post(events_api, key, json.dumps(odd).encode())
-
-    assert answer.status == 204
-    assert [row[2] for row in rows(connection)] == ["bounced", "clicked", "deferred"]
 
 
 async def test_a_batch_of_a_thousand_events_is_stored_and_larger_odd_or_compressed_bodies_are_refused(
@@ -150,11 +108,10 @@ async def test_a_batch_of_a_thousand_events_is_stored_and_larger_odd_or_compress
 
     assert (await post(events_api, key, events)).status == 204
     assert len(rows(connection)) == 1500
-    assert (await post(events_api, key, b"[")).code == "malformed-json"
-    assert (await post(events_api, key, b"[" * 100_000)).code == "malformed-json"
-    assert (await post(events_api, key, b" " * 10_000_000)).code == "body-too-large"
+    for body in (b"[", b"[" * 100_000):
+        assert (await post(events_api, key, body)).code == "malformed-json"
+    assert (await post(events_api, key, b" " * (MAX_BODY_BYTES + 1))).code == "body-too-large"
     assert (await post(events_api, key, [], **{"Content-Encoding": "gzip"})).code == "unsupported-media-type"
-    assert MAX_BODY_BYTES < 10_000_000
 
 
 @contextmanager
@@ -183,21 +140,6 @@ async def test_without_postgresql_the_provider_must_retry(event_settings: Settin
         assert (await post(api, key, [sendgrid_event(email_id)])).status == 204
 
 
-async def test_a_locked_email_makes_the_provider_retry(
-    events_api: Api, key: SendGridKey, connection: psycopg.Connection
-) -> None:
-    email_id, other = await enqueued(events_api), await enqueued(events_api, "k-2")
-    Books(connection).lose_attempt(email_id)
-    with connection.transaction():
-        connection.execute("select from dispatcher.email_log where email_id = %s for update", [email_id])
-        locked, free = await asyncio.gather(
-            post(events_api, key, [sendgrid_event(email_id)]), post(events_api, key, [sendgrid_event(other)])
-        )
-
-    assert (locked.status, free.status) == (503, 204)
-    assert (await post(events_api, key, [sendgrid_event(email_id)])).status == 204
-
-
 async def test_forged_requests_occupy_half_of_the_slots_at_most(event_settings: Settings, key: SendGridKey) -> None:
     settings = replace(event_settings, api_max_concurrent_requests=2)
     async with running(settings) as api:
@@ -215,16 +157,10 @@ async def test_forged_requests_occupy_half_of_the_slots_at_most(event_settings: 
     assert mine.status == 200
 
 
-HEAD = (
-    "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nExpect: 100-continue\r\n{}\r\n"
-    "Content-Type: application/json\r\n\r\n"
-)
-
-
-async def stalled(api: Api, path: str, sent: int, size: int, more: str = "X: y") -> tuple[str, asyncio.StreamWriter]:
+async def stalled(api: Api, path: str, sent: int, size: int, *headers: str) -> tuple[str, asyncio.StreamWriter]:
     """Sends the first bytes of a body, and then nothing. Returns what the API answered before the body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    writer.write(HEAD.format(path, size, more).encode())
+    writer.write(head(f"POST {path}", JSON, f"Content-Length: {size}", "Expect: 100-continue", *headers))
     answer = (await reader.readline()).decode()
     writer.write(b"x" * sent)
     await writer.drain()
@@ -241,16 +177,16 @@ async def test_connections_that_send_one_byte_keep_no_event_out(small_settings: 
     sns = Sns()
     async with running(small_settings, fetch=sns.fetch) as api:
         email_id = await enqueued(api)
-        headers = "\r\n".join(f"{name}: {value}" for name, value in key.headers(b"").items())
+        headers = [f"{name}: {value}" for name, value in key.headers(b"").items()]
         begun = [await stalled(api, SES, 1, 100) for _ in range(200)]
-        begun += [await stalled(api, SENDGRID, 1, 100, headers) for _ in range(200)]
-        events = [await post(api, key, [sendgrid_event(email_id)]) for _ in range(20)]
-        events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(20)]
+        begun += [await stalled(api, SENDGRID, 1, 100, *headers) for _ in range(200)]
+        events = [await post(api, key, [sendgrid_event(email_id)]) for _ in range(5)]
+        events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(5)]
         for _, writer in begun:
             writer.close()
 
     assert {answer for answer, _ in begun} == {"100"}
-    assert [answer.status for answer in events] == [204] * 40
+    assert [answer.status for answer in events] == [204] * 10
 
 
 async def test_one_providers_requests_keep_out_no_events_of_another_one(
@@ -262,14 +198,14 @@ async def test_one_providers_requests_keep_out_no_events_of_another_one(
         large = [sendgrid_event(email_id, "click", url="https://example.com/" + "a" * 40_000)]
         begun = [await stalled(api, SES, 40 << 10, 90 << 10) for _ in range(40)]
         refused = await api.call("POST", SES, raw=b"x" * (40 << 10))
-        events = [await post(api, key, large) for _ in range(20)]
-        events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(20)]
+        events = [await post(api, key, large) for _ in range(5)]
+        events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(5)]
         enqueuing = await api.post("other", EMAIL | {"text": "a" * 60_000})
         for _, writer in begun:
             writer.close()
 
     assert (refused.status, refused.code) == (503, "overloaded")
-    assert [answer.status for answer in events] == [204] * 40
+    assert [answer.status for answer in events] == [204] * 10
     assert enqueuing.status == 202
 
 
@@ -280,13 +216,11 @@ async def test_an_unconfigured_provider_has_no_path(api: Api) -> None:
     assert not any("/events/" in path for path in (await api.get("/openapi.json")).json["paths"])
 
 
-async def test_no_api_key_is_needed_other_methods_are_refused_and_every_response_is_documented(
+async def test_no_api_key_is_needed_and_every_response_is_documented(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
     make_key(connection)
     assert (await post(events_api, key, [])).status == 204
-    answer = await events_api.get(SENDGRID)
-    assert (answer.status, answer.headers["allow"]) == (405, "POST")
     document = (await events_api.get("/openapi.json")).json
 
     for path in (SENDGRID, SES):
@@ -298,25 +232,15 @@ async def test_no_api_key_is_needed_other_methods_are_refused_and_every_response
     assert SIGNATURE_HEADER in names
 
 
-async def test_messages_of_sns_without_a_valid_signature_are_refused(
+async def test_messages_of_sns_without_a_valid_signature_or_topic_are_refused(
     events_api: Api, connection: psycopg.Connection
 ) -> None:
-    sns = Sns()
-    email_id = await enqueued(events_api)
-    evil = sns.message(delivery(email_id), SigningCertURL="https://evil.example/SimpleNotificationService-0.pem")
-    topic = sns.message(delivery(email_id), TopicArn=TOPIC.replace("ses", "other"))
-    raw = delivery(email_id)
+    sns, raw = Sns(), delivery(await enqueued(events_api))
+    topic = sns.message(raw, TopicArn=TOPIC.replace("ses", "other"))
 
-    answers = [
-        await events_api.call("POST", SES, raw=dumped(each), headers={"Content-Type": "text/plain; charset=UTF-8"})
-        for each in (evil, topic, raw)
-    ]
-
-    assert [(answer.status, answer.code) for answer in answers] == [
-        (403, "signature-invalid"),
-        (403, "topic-forbidden"),
-        (403, "signature-invalid"),
-    ]
+    for body, code in ((raw, "signature-invalid"), (topic, "topic-forbidden")):
+        answer = await events_api.call("POST", SES, raw=dumped(body), headers={"Content-Type": "text/plain"})
+        assert (answer.status, answer.code) == (403, code)
     assert rows(connection) == []
 
 
@@ -360,10 +284,7 @@ async def test_an_sms_is_enqueued_once_with_its_number_in_e164_and_shares_the_ke
 WRONG_SMS: Final[list[tuple[dict[str, Any], str, str, str]]] = [
     ({"to": "+18765551234"}, "email-not-allowed", "#/to", "is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
     ({"to": "+499001234567"}, "invalid-email", "#/to", "is a premium-rate number"),
-    ({"to": "0151"}, "invalid-email", "#/to", ""),
-    ({"to": [NUMBER]}, "invalid-email", "#/to", ""),
     ({"subject": "x"}, "invalid-email", "#/subject", ""),
-    ({"text": ""}, "invalid-email", "#/text", ""),
     ({"text": "a" * 1600}, "email-not-allowed", "#/text", "11 segments (GSM-7); DISPATCHER_SMS_MAX_SEGMENTS allows 10"),
 ]
 
@@ -380,10 +301,8 @@ async def test_a_wrong_or_forbidden_sms_is_refused_by_its_field(settings: Settin
             assert not any(number in one.body for number in (b"8765551234", b"9001234567"))
             assert many.json["results"][0]["problem"]["code"].endswith(code)
         warned = await enqueued_sms(api, text="it\u2019s " * 30)
-        assert (warned.status, warned.json["warnings"]) == (
-            202,
-            ["text: U+2019 is not in GSM-7, so the text takes 3 segments instead of 1."],
-        )
+        words = "text: U+2019 is not in GSM-7, so the text takes 3 segments instead of 1."
+        assert (warned.status, warned.json["warnings"]) == (202, [words])
 
 
 async def test_a_key_with_a_list_of_senders_sends_sms_only_with_the_default_sender(
@@ -406,13 +325,12 @@ async def test_without_a_provider_of_sms_the_api_refuses_and_names_the_setting(s
     assert "DISPATCHER_SMS_PROVIDERS" in answer.json["detail"]
 
 
-@pytest.mark.parametrize("statuses", [("delivered",) * 3, ("delivered", "sent", "queued", "delivered")], ids=" ".join)
 async def test_a_status_callback_is_stored_once_and_settles_the_sms_and_a_late_one_changes_no_end(
-    sms_api: Api, connection: psycopg.Connection, statuses: tuple[str, ...]
+    sms_api: Api, connection: psycopg.Connection
 ) -> None:
     email_id = (await enqueued_sms(sms_api)).json["id"]
     Books(connection).lose_attempt(UUID(email_id))
-    for status in statuses:
+    for status in ("delivered", "delivered", "sent", "queued", "delivered"):
         form = {**SID, "MessageStatus": status, "To": NUMBER}
         assert (await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}")).status == 204
 
@@ -421,58 +339,34 @@ async def test_a_status_callback_is_stored_once_and_settles_the_sms_and_a_late_o
     assert (await sms_api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
 
 
-async def test_a_forged_request_changes_nothing(sms_api: Api, connection: psycopg.Connection) -> None:
+async def test_a_forged_request_of_twilio_changes_nothing(sms_api: Api, connection: psycopg.Connection) -> None:
     email_id = (await enqueued_sms(sms_api)).json["id"]
     form = {**SID, "MessageStatus": "delivered", "To": NUMBER}
     stop = {**SID, "From": NUMBER, "Body": "STOP"}
 
     forged = await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}", token="other")
-    unsigned = await sms_api.call("POST", f"/v1/events/twilio?email_id={email_id}", raw=b"a=1")
     inbound = await called_back(sms_api, INBOUND_URL, stop, token="other")
 
-    assert {(each.status, each.code) for each in (forged, unsigned, inbound)} == {(403, "signature-invalid")}
+    assert {(each.status, each.code) for each in (forged, inbound)} == {(403, "signature-invalid")}
     assert connection.execute("select from email_event union all select from suppression").fetchall() == []
 
 
-async def test_stop_suppresses_for_the_tenants_that_sent_to_the_number_and_start_ends_that(
+async def test_stop_from_the_other_form_of_a_number_suppresses_the_number(
     sms_api: Api, connection: psycopg.Connection
 ) -> None:
-    await enqueued_sms(sms_api)
-    stop = {**SID, "From": NUMBER, "Body": "Stop"}
-    start = {**OTHER_SID, "From": NUMBER, "Body": "START"}
-
-    answer = await called_back(sms_api, INBOUND_URL, stop)
-    assert (answer.status, answer.body) == (200, b"<Response/>")
-    assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "unsubscribe")]
-
-    await called_back(sms_api, INBOUND_URL, start)
-    assert connection.execute(ENTRIES).fetchall() == []
-
-    await called_back(sms_api, INBOUND_URL, stop)  # a copy of the old request
-    assert connection.execute(ENTRIES).fetchall() == []
-
-
-@pytest.mark.parametrize(
-    ("to", "sender"),
-    [
-        ("+525512345678", "+5215512345678"),
-        ("+5491123456789", "+541123456789"),
-        ("+541123456789", "+5491123456789"),
-    ],
-)
-async def test_stop_from_the_other_form_of_a_number_suppresses_the_number(
-    sms_api: Api, connection: psycopg.Connection, to: str, sender: str
-) -> None:
-    await enqueued_sms(sms_api, to=to)
-
-    await called_back(sms_api, INBOUND_URL, {**SID, "From": sender, "Body": "STOP please"})
-
     hashes = "select r.address_hash = substr(s.address_hash, 1, length(r.address_hash))"
-    hashes += " from dispatcher.suppression as s, dispatcher.email_recipient as r"
-    assert connection.execute(hashes).fetchall() == [(True,)]
-    for form in (to, sender):
-        found = await sms_api.get(f"/v1/emails?recipient={quote(form)}")
-        assert len(found.json["emails"]) == 1
+    hashes += " from dispatcher.suppression as s, dispatcher.email_recipient as r where r.email_id = %s"
+    for to, sender in (("+525512345678", "+5215512345678"), ("+541123456789", "+5491123456789")):
+        email_id = (await enqueued_sms(sms_api, key=to, to=to)).json["id"]
+
+        await called_back(
+            sms_api, INBOUND_URL, {"MessageSid": f"SM{to[1:]:0>32}", "From": sender, "Body": "STOP please"}
+        )
+
+        assert (True,) in connection.execute(hashes, [email_id]).fetchall()
+        for form in (to, sender):
+            found = await sms_api.get(f"/v1/emails?recipient={quote(form)}")
+            assert [email["id"] for email in found.json["emails"]] == [email_id]
 
 
 async def test_start_leaves_the_entry_of_an_operator(sms_api: Api, connection: psycopg.Connection) -> None:
@@ -492,7 +386,7 @@ async def test_a_number_that_does_not_exist_is_suppressed_unless_the_sms_is_unkn
     Books(connection).lose_attempt(UUID(email_id))
     form = {**SID, "MessageStatus": "undelivered", "ErrorCode": "30006", "To": NUMBER}
 
-    for query in ("", "email_id=x", f"email_id={UUID(int=7)}"):
+    for query in ("email_id=x", f"email_id={UUID(int=7)}"):
         assert (await called_back(sms_api, STATUS_URL, form, query=query)).status == 204
         assert connection.execute(ENTRIES).fetchall() == []
     await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}")
@@ -502,15 +396,9 @@ async def test_a_number_that_does_not_exist_is_suppressed_unless_the_sms_is_unkn
     assert domains.fetchall() == [([],)]
 
 
-async def test_the_longest_sms_is_read_and_a_larger_callback_is_refused(
-    sms_api: Api, connection: psycopg.Connection
-) -> None:
-    large = {**SID, "Body": "x" * (64 << 10)}
-    longest = {**SID, "From": NUMBER, "OptOutType": "STOP", "Body": "\U0001f600" * 1600}
-
-    assert (await called_back(sms_api, INBOUND_URL, large)).status == 413
-    assert (await called_back(sms_api, INBOUND_URL, longest)).status == 200
-    assert connection.execute("select reason from dispatcher.suppression").fetchall() == [("unsubscribe",)]
+async def test_the_longest_sms_is_read_and_a_larger_callback_is_refused(sms_api: Api) -> None:
+    for body, status in (("x" * (64 << 10), 413), ("\U0001f600" * 1600, 200)):
+        assert (await called_back(sms_api, INBOUND_URL, {**SID, "From": NUMBER, "Body": body})).status == status
 
 
 def test_the_command_reads_the_token_that_verifies_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,13 +435,12 @@ async def test_post_suppresses_the_recipient_once_and_get_changes_nothing(
 async def test_tokens_that_are_not_genuine_and_unknown_emails_get_the_same_answer(
     api: Api, connection: psycopg.Connection
 ) -> None:
-    hasher = hasher_of(connection)
-    genuine = hasher.unsubscribe_token(uuid4(), "ann@example.org")
-    tokens = [genuine, genuine[:-1] + ("A" if genuine[-1] != "A" else "B"), "x", "%00" * 64, "A" * 64, "é" * 32]
+    genuine = hasher_of(connection).unsubscribe_token(uuid4(), "ann@example.org")
+    tokens = (genuine, genuine[:-1] + ("A" if genuine[-1] != "A" else "B"), "%00" * 64, "é" * 32)
 
     answers = [await api.call("POST", f"/v1/unsubscribe/{token}", raw=b"", headers=ONE_CLICK) for token in tokens]
 
-    assert {answer.status for answer in answers} == {404}
+    assert [answer.status for answer in answers] == [404] * len(tokens)
     assert len({answer.body for answer in answers}) == 1
     assert connection.execute(ENTRIES).fetchall() == []
 
@@ -565,7 +452,7 @@ async def test_a_forged_token_needs_no_database_session(api: Api, connection: ps
         forged = [
             await api.call(method, f"/v1/unsubscribe/{token}")
             for method in ("GET", "POST")
-            for token in ("x", "A" * 64, "A" * 63 + "=", "é" * 64)
+            for token in ("A" * 64, "A" * 63 + "=", "é" * 64)
         ]
         suppressing = await api.call("POST", f"/v1/unsubscribe/{genuine}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -37,7 +38,6 @@ class Requests:
         self.holding: list[str] = []
 
     def send(self, name: str, count: int = 1) -> list[asyncio.Task[None]]:
-        """Starts requests of a caller."""
         return [asyncio.create_task(self._hold(name)) for _ in range(count)]
 
     async def _hold(self, name: str) -> None:
@@ -56,16 +56,16 @@ class Requests:
 @pytest.mark.parametrize("permits", [2, 4])
 async def test_a_caller_within_its_half_never_waits_for_another_caller(permits: int) -> None:
     turns = FairTurns(permits, seconds=DEADLINE_SECONDS)
-    flood = Requests(turns)
-    tasks = flood.send("a", MANY)
-    await until(lambda: len(flood.holding) == permits // 2)
+    requests = Requests(turns)
+    tasks = requests.send("a", MANY)
+    await until(lambda: len(requests.holding) == permits // 2)
 
     admitted = 0
     for _ in range(MANY):
         async with asyncio.timeout(DEADLINE_SECONDS), turns.turn("b"):
             admitted += 1
 
-    assert (admitted, len(flood.holding)) == (MANY, permits // 2)
+    assert (admitted, len(requests.holding)) == (MANY, permits // 2)
     for task in tasks:
         task.cancel()
 
@@ -118,24 +118,29 @@ async def test_a_request_that_is_cancelled_as_it_gets_its_permit_gives_the_permi
 
 
 @contextmanager
-def other_transaction(database_url: str, statement: str) -> Iterator[psycopg.Connection]:
+def other_transaction(database_url: str, statement: str) -> Iterator[None]:
     """A transaction that has executed a statement, and keeps its locks during the block."""
     with psycopg.connect(database_url, application_name="test session") as outside:
         outside.execute(statement.encode())
-        yield outside
+        yield
         outside.rollback()
 
 
-async def begun(
-    api: Api, connection: psycopg.Connection, request: Callable[[], Awaitable[Answer]]
-) -> list[asyncio.Task[Answer]]:
-    """Sends requests that wait for a lock, or for each other. Returns when all of them have arrived."""
-    tasks = [asyncio.ensure_future(request()) for _ in range(FLOOD)]
+@asynccontextmanager
+async def flood(
+    api: Api, connection: psycopg.Connection, lock: str, request: Callable[[], Awaitable[Answer]]
+) -> AsyncIterator[None]:
+    """During the block, many requests wait for the statement's locks, or for each other: few of them are answered."""
     waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    await until(lambda: connection.execute(waiting).fetchall()[0][0] > 0)
-    for _ in range(2 * FLOOD):
-        assert (await api.get("/healthz")).status == 200
-    return tasks
+    with other_transaction(api.settings.database_url, lock):
+        tasks = [asyncio.ensure_future(request()) for _ in range(FLOOD)]
+        await until(lambda: connection.execute(waiting).fetchall()[0][0] > 0)
+        for _ in range(2 * FLOOD):  # all of them have arrived
+            assert (await api.get("/healthz")).status == 200
+        yield
+        answered = sum(task.done() for task in tasks)
+    await asyncio.gather(*tasks)
+    assert answered < FLOOD / 2
 
 
 async def test_operators_requests_of_one_tenant_leave_sessions_to_other_tenants_and_to_recipients(
@@ -147,8 +152,7 @@ async def test_operators_requests_of_one_tenant_leave_sessions_to_other_tenants_
     pause = "insert into dispatcher.pause (scope, name, reason, actor) values ('tenant', 'a', 'test', 'test')"
     reason = {"reason": "test"}
 
-    with other_transaction(api.settings.database_url, pause):
-        flood = await begun(api, connection, lambda: api.call("POST", "/v1/pauses", body=reason, token=first))
+    async with flood(api, connection, pause, lambda: api.call("POST", "/v1/pauses", body=reason, token=first)):
         others = await asyncio.gather(
             api.get("/v1/pauses", token=second),
             api.get("/v1/webhooks", token=second),
@@ -158,34 +162,22 @@ async def test_operators_requests_of_one_tenant_leave_sessions_to_other_tenants_
             api.get("/v1/webhooks?tenant_id=a", token=third),
             api.call("POST", f"/v1/unsubscribe/{token}", raw=b""),
         )
-        answered = sum(task.done() for task in flood)
-    await asyncio.gather(*flood)
 
     assert [answer.status for answer in others] == [200, 200, 200, 200, 201, 200, 200]
-    assert answered < FLOOD / 2
 
 
-@pytest.mark.parametrize(
-    ("table", "slow", "quick"),
-    [
-        ("email_content", "/v1/emails?tag=x", "/v1/emails?status=pending"),
-        ("outgoing_event", "/v1/events", "/v1/emails"),
-    ],
-)
-async def test_look_ups_of_one_tenant_do_not_delay_those_of_another(
-    api: Api, connection: psycopg.Connection, table: str, slow: str, quick: str
-) -> None:
+async def test_look_ups_of_one_tenant_do_not_delay_those_of_another(api: Api, connection: psycopg.Connection) -> None:
     await api.post("a", EMAIL | {"tenant_id": "a"})
     first, second = (make_key(connection, tenant_id=tenant) for tenant in ("a", "b"))
 
-    with other_transaction(api.settings.database_url, f"lock table dispatcher.{table} in access exclusive mode"):
-        flood = await begun(api, connection, lambda: api.get(slow, token=first))
-        others = [await api.get(quick, token=second) for _ in range(FLOOD)]
-        answered = sum(task.done() for task in flood)
-    await asyncio.gather(*flood)
-
-    assert [answer.status for answer in others] == [200] * FLOOD
-    assert answered < FLOOD / 2
+    for table, slow, quick in (
+        ("email_content", "/v1/emails?tag=x", "/v1/emails?status=pending"),
+        ("outgoing_event", "/v1/events", "/v1/emails"),
+    ):
+        lock = f"lock table dispatcher.{table} in access exclusive mode"
+        async with flood(api, connection, lock, partial(api.get, slow, token=first)):
+            for _ in range(FLOOD):
+                assert (await api.get(quick, token=second)).status == 200
 
 
 def waiting_pages(connection: psycopg.Connection) -> int:
@@ -206,11 +198,11 @@ async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
         await api.post("a", EMAIL, token=keys[0])
         lock = "lock table dispatcher.email_content in access exclusive mode"
         with other_transaction(settings.database_url, lock):
-            flood = [asyncio.ensure_future(first.get("/ops/emails?tag=x")) for _ in range(FLOOD)]
+            tasks = [asyncio.ensure_future(first.get("/ops/emails?tag=x")) for _ in range(FLOOD)]
             await until(lambda: waiting_pages(connection) == CONCURRENT_PAGES // 2)
             pages = [await second.get("/ops/emails") for _ in range(3)]
             occupied = waiting_pages(connection)
-        await asyncio.gather(*flood)
+        await asyncio.gather(*tasks)
 
     assert [page.status for page in pages] == [200] * 3
     assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
@@ -224,12 +216,12 @@ async def test_requests_for_pages_that_do_not_exist_leave_sessions_to_other_requ
         stranger = await signed_in(api, key)
         lock = "lock table dispatcher.ops_session in access exclusive mode"
         with other_transaction(settings.database_url, lock):
-            flood = [asyncio.ensure_future(stranger.get("/ops/nothing")) for _ in range(FLOOD)]
+            tasks = [asyncio.ensure_future(stranger.get("/ops/nothing")) for _ in range(FLOOD)]
             await until(lambda: waiting_pages(connection) > 0)
             for _ in range(2 * FLOOD):
                 assert (await api.get("/healthz")).status == 200
             occupied = waiting_pages(connection)
-        answers = await asyncio.gather(*flood)
+        answers = await asyncio.gather(*tasks)
 
     assert [answer.status for answer in answers] == [404] * FLOOD
     assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
@@ -239,11 +231,7 @@ async def test_unknown_keys_do_not_delay_known_ones(api: Api, connection: psycop
     known = make_key(connection)
     assert (await api.get("/v1/emails", token=known)).status == 200
 
-    with other_transaction(api.settings.database_url, "lock table dispatcher.api_key in access exclusive mode"):
-        flood = await begun(api, connection, lambda: api.get("/v1/emails", token=Secret.new().text()))
-        answers = [await api.get("/v1/emails", token=known) for _ in range(FLOOD)]
-        answered = sum(task.done() for task in flood)
-    await asyncio.gather(*flood)
-
-    assert [answer.status for answer in answers] == [200] * FLOOD
-    assert answered < FLOOD / 2
+    lock = "lock table dispatcher.api_key in access exclusive mode"
+    async with flood(api, connection, lock, lambda: api.get("/v1/emails", token=Secret.new().text())):
+        for _ in range(FLOOD):
+            assert (await api.get("/v1/emails", token=known)).status == 200

@@ -29,16 +29,21 @@ from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from tests.abuse import framings
 from tests.abuse.case import Target
-from tests.api.running_api import EMAIL, Answer, Api, exchange, make_key, request, running
+from tests.abuse.raw_connection import JSON, exchange, get, head, provoke
+from tests.api.running_api import EMAIL, Api, make_key, running
 from tests.waiting import DEADLINE_SECONDS, until
 
 FILE: Final = {"filename": "a.pdf", "content_type": "application/pdf", "content": "JVBERg=="}
-JSON: Final = ("Content-Type: application/json", "Idempotency-Key: k")
-HEALTH: Final = request("/healthz", method="GET")
+HEALTH: Final = get("/healthz")
 LONG: Final = b'["' + b',\\\\\\"' * MAX_VALUES
 """More than one step of the counting of values, with commas and escapes inside a string."""
 
 INVALID, NOT_ALLOWED = "invalid-email", "email-not-allowed"
+
+
+def request(*headers: str, path: str = "/v1/emails") -> bytes:
+    """The head of a request that enqueues an email."""
+    return head(f"POST {path}", JSON, "Idempotency-Key: k", *headers)
 
 
 def with_file(name: str, **more: Any) -> dict[str, Any]:
@@ -49,21 +54,10 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "recipient in a header": ({"headers": {"Bcc": "eve@example.net"}}, INVALID, "#/headers/Bcc"),
     "header that is not allowed": ({"headers": {"Foo": "x"}}, NOT_ALLOWED, "#/headers/Foo"),
     "command to a provider": ({"headers": {"X-MC-Subaccount": "x"}}, INVALID, "#/headers/X-MC-Subaccount"),
-    "provider command together with a template": (
-        {"headers": {"x-smtpapi": "{}"}, "template_id": "d-1", "text": None},
-        INVALID,
-        "#/headers/x-smtpapi",
-    ),
     "header injected by a value": ({"headers": {"X-A": "x\r\nBcc: e@e.example"}}, INVALID, "#/headers/X-A"),
     "header injected by a name": ({"headers": {"X-A\r\nBcc": "x"}}, INVALID, "#/headers/X-A??Bcc"),
-    "header injected by the subject": ({"subject": "x\nBcc: eve@example.net"}, INVALID, "#/subject"),
     "header injected by the sender": ({"from": "a@b.example\r\nBcc: e@e.example"}, INVALID, "#/from"),
-    "encoded word in the subject": ({"subject": "=?utf-8?q?a=0Ab?="}, INVALID, "#/subject"),
-    "two addresses in one": ({"to": ["a@example.org, b@example.org"]}, INVALID, "#/to/0"),
-    "route in an address": ({"to": ["@relay.example:a@example.org"]}, INVALID, "#/to/0"),
-    "percent hack with a second @": ({"to": ["a%example.org@b@c.example"]}, INVALID, "#/to/0"),
     "SMTP command in an address": ({"to": ["a@example.org>\r\nRCPT TO:<e@e.example"]}, INVALID, "#/to/0"),
-    "address literal": ({"to": ["a@[127.0.0.1]"]}, INVALID, "#/to/0"),
     "another key in the body": ({"message_key": "other"}, INVALID, "#/message_key"),
     "too many recipients": ({"to": [f"a{n}@example.org" for n in range(51)]}, NOT_ALLOWED, "#/to"),
     "far too many recipients": ({"to": ["a@example.org"] * 2000}, INVALID, "#/to"),
@@ -71,9 +65,8 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     **{
         f"attached program {name!r}": (with_file(name), NOT_ALLOWED, "#/attachments/0/filename")
         for name in (
-            *("a.pdf.exe", "a.exe. . ", "a\uff0e\uff25xe", "a.exe\u200b", "a.exe:b.pdf"),
-            *("a.{3050f4d8-98b5-11cf-bb82-00aa00bdce0b}", "a.reg", "a.url", "a.application", "a.img", "a.one"),
-            *("a.appref-ms", "a.vhdx", "a.jnlp"),
+            *("a.pdf.exe", "a.{3050f4d8-98b5-11cf-bb82-00aa00bdce0b}", "a.reg", "a.url", "a.application", "a.img"),
+            *("a.one", "a.appref-ms", "a.vhdx", "a.jnlp"),
         )
     },
     **{
@@ -85,15 +78,9 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
         for kind in ("text/JavaScript", "application/x-msdownload")
     },
     "path in a filename": (with_file("../../etc/passwd"), INVALID, "#/attachments/0/filename"),
-    "reversed filename": (with_file("a\u202efdp.txt"), INVALID, "#/attachments/0/filename"),
     "content that is not base64": (with_file("a.pdf", content="%%%"), INVALID, "#/attachments/0/content"),
     "too many attachments": ({"attachments": [FILE] * 21}, NOT_ALLOWED, "#/attachments"),
     "unknown field": ({"send_at": "now"}, INVALID, "#/send_at"),
-    "deep template data": (
-        {"text": None, "template_id": "t", "template_data": orjson.loads('{"a":' * 40 + "1" + "}" * 40)},
-        INVALID,
-        "#/template_data",
-    ),
 }
 
 
@@ -170,49 +157,40 @@ async def test_a_body_that_is_not_json_or_has_too_many_values_is_refused(api: Ap
         assert (answer.status, answer.code) == (415, "unsupported-media-type"), headers
 
 
-@pytest.mark.parametrize("shift", range(8))
-def test_only_values_outside_strings_count(shift: int) -> None:
-    assert count_values(b" " * shift + LONG + b'",{"a":"b\\\\"},"\\\\",1]') == 6
-
-
-@pytest.mark.parametrize("text", [b'"' + b'\\"' * MAX_VALUES, b'"' + b"\\" * 2 * MAX_VALUES], ids=["quotes", "slashes"])
-def test_values_around_an_unterminated_string_are_counted_in_one_pass(text: bytes) -> None:
-    assert count_values(b"[" * MAX_VALUES + b"," + text) == MAX_VALUES + 1
-    assert count_values(text + b"," * 2 * MAX_VALUES) == 0
-    assert count_values(LONG, exact=False) == MAX_VALUES + 1  # a count that need not be exact stops early
-
-
 @pytest.mark.parametrize(
-    ("start", "part"),
-    [(b'["a', b'","'), (b"[1", b",1"), (b'["' + b"," * MAX_VALUES + b'"', b'""')],
-    ids=["texts", "numbers", "texts without commas"],
+    ("text", "count"),
+    [
+        *((b" " * shift + LONG + b'",{"a":"b\\\\"},"\\\\",1]', 6) for shift in range(8)),
+        (b"[" * MAX_VALUES + b',"' + b'\\"' * MAX_VALUES, MAX_VALUES + 1),
+        (b'"' + b"\\" * 2 * MAX_VALUES + b"," * 2 * MAX_VALUES, 0),
+        (b'["a' + b'","' * (MAX_VALUES + 1), MAX_VALUES + 1),
+        (b"[1" + b",1" * (MAX_VALUES + 1), MAX_VALUES + 1),
+        (b'["' + b"," * MAX_VALUES + b'"' + b'""' * (MAX_VALUES + 1), MAX_VALUES + 1),
+    ],
+    ids=[*map("shifted by {}".format, range(8)), "quotes", "slashes", "texts", "numbers", "texts without commas"],
 )
-def test_a_body_larger_than_any_email_has_too_many_values(start: bytes, part: bytes) -> None:
-    assert count_values(start + part * (MAX_VALUES + 1)) == MAX_VALUES + 1
+def test_only_values_outside_strings_count_also_around_an_unterminated_string(text: bytes, count: int) -> None:
+    assert count_values(text) == count
 
 
-async def answered(api: Api, *pieces: bytes) -> Answer:
-    """Sends bytes in pieces over a raw socket; returns the response."""
-    answer = await exchange(api, *pieces)
-    assert answer is not None
-    return answer
+def test_a_count_that_need_not_be_exact_stops_early() -> None:
+    assert count_values(LONG, exact=False) == MAX_VALUES + 1
 
 
 async def test_a_body_that_is_too_large_is_refused_without_being_read(settings: Settings) -> None:
     async with running(replace(settings, api_max_body_bytes=10_000)) as api:
-        told = await answered(api, request("/v1/emails", *JSON, "Content-Length: 10000000000"))
+        told = await provoke(api.port, [request("Content-Length: 10000000000")])
         chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
-        streamed = await answered(api, request("/v1/emails", *JSON, "Transfer-Encoding: chunked"), *[chunk] * 5)
+        streamed = await provoke(api.port, [request("Transfer-Encoding: chunked"), *[chunk] * 5])
 
-    for answer in (told, streamed):
-        assert (answer.status, answer.code, answer.headers["connection"]) == (413, "body-too-large", "close")
+    assert told == streamed == "413 body-too-large + end"
 
 
 async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_response(api: Api) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     body = b"x" * (512 * 1024)
     async with asyncio.timeout(DEADLINE_SECONDS):
-        writer.write(request("/v1/replays", *JSON, f"Content-Length: {len(body)}"))
+        writer.write(request(f"Content-Length: {len(body)}", path="/v1/replays"))
         first = await reader.readexactly(1)  # the response begins before the body is sent
         for start in range(0, len(body), 4096):
             writer.write(body[start : start + 4096])
@@ -227,7 +205,7 @@ async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_respon
 
 async def test_a_client_that_never_stops_sending_after_a_refusal_is_disconnected(api: Api) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    writer.write(request("/v1/replays", *JSON, "Content-Length: 100000000000"))
+    writer.write(request("Content-Length: 100000000000", path="/v1/replays"))
 
     async def send_for_ever() -> None:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -240,32 +218,9 @@ async def test_a_client_that_never_stops_sending_after_a_refusal_is_disconnected
         await send_for_ever()
 
 
-async def test_the_memory_of_all_bodies_is_limited(settings: Settings) -> None:
-    async with running(replace(settings, api_max_body_bytes=100_000, api_memory_bytes=150_000)) as api:
-        _, first = await asyncio.open_connection("127.0.0.1", api.port)
-        first.write(request("/v1/emails", *JSON, "Content-Length: 99000") + b" " * 90_000)
-        await first.drain()
-
-        second = request("/v1/emails", *JSON, "Content-Length: 99000") + b" " * 99_000
-        while (status := (await answered(api, second)).status) != 503:
-            assert status == 400
-        first.close()
-
-
-TARGETS: Final = ("http://x", "http://", "http://x:99999999/")
-DIFFERENT: Final = (
-    *(request(each, method="GET") for each in TARGETS),
-    request("/v1/emails", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
-)
-"""Requests that uvicorn would refuse or read differently."""
-
-
 async def test_a_refusal_is_never_sent_as_the_response_to_an_earlier_request(api: Api) -> None:
-    for sent in DIFFERENT:
-        answer = await answered(api, sent)
-        assert (answer.status, answer.code) == (400, "malformed-request")
-    for sent in (*DIFFERENT, b"nonsense\r\n\r\n", HEALTH + b"nonsense\r\n\r\n"):
-        assert await exchange(api, HEALTH + sent) is None
+    for sent in (*framings.TARGETS.values(), b"nonsense\r\n\r\n", HEALTH + b"nonsense\r\n\r\n"):
+        assert await exchange(api.port, [HEALTH + sent]) in ("end", "reset")
 
 
 async def test_odd_framings_are_refused_or_harmless(settings: Settings, connection: psycopg.Connection) -> None:
@@ -299,7 +254,7 @@ async def request_without_reading(api: Api, count: int) -> int:
         client.connect(("127.0.0.1", api.port))
         for number in range(count):
             try:
-                client.send(request("/docs", method="GET"), socket.MSG_DONTWAIT)
+                client.send(get("/docs"), socket.MSG_DONTWAIT)
             except OSError:
                 return number
             await api.get("/healthz")
@@ -319,42 +274,21 @@ def test_unread_responses_are_not_logged_as_errors(settings: Settings) -> None:
     assert [event for event in events if event["event"] == "error.unexpected"] == []
 
 
-async def test_two_idempotency_key_headers_are_refused(api: Api) -> None:
-    twice = await answered(api, request("/v1/emails", *JSON, "Idempotency-Key: other", "Content-Length: 2") + b"{}")
-
-    assert (twice.status, twice.code) == (400, "idempotency-key-invalid")
-
-
 async def test_a_client_that_sends_its_request_too_slowly_gets_408(settings: Settings) -> None:
-    stalled = request("/v1/emails", *JSON, "Content-Length: 50") + b'{"from":'
+    stalled = request("Content-Length: 50") + b'{"from":'
     async with (
         running(replace(settings, api_head_seconds=1.5, api_request_seconds=1.5)) as api,
         running(replace(settings, api_head_seconds=0.5, api_request_seconds=600)) as other,
     ):
-        head, body, early, silent, second = await asyncio.gather(
-            exchange(api, b"POST /v1/emails HTTP/1.1\r\nHost: 127.0"),
-            exchange(api, stalled),
-            exchange(other, stalled),  # long before the request's timeout
-            exchange(api),
-            answered(api, HEALTH, b"GET / HT"),
+        answers = await asyncio.gather(
+            exchange(api.port, [b"POST /v1/emails HTTP/1.1\r\nHost: 127.0"]),
+            exchange(api.port, [stalled]),
+            exchange(other.port, [stalled]),  # long before the request's timeout
+            exchange(api.port, []),
+            exchange(api.port, [HEALTH, b"GET / HT"]),
         )
 
-    for answer in (head, body, early):
-        assert answer is not None
-        assert (answer.status, answer.code) == (408, "request-timeout")
-    assert silent is None
-    assert second.status == 200
-
-
-async def test_five_hundred_slow_clients_do_not_block_another_client(api: Api) -> None:
-    slow = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(500)]
-    for _, writer in slow:
-        writer.write(b"POST /v1/emails HTTP/1.1\r\nHost: 127.0")
-    try:
-        assert (await api.post()).status == 202
-    finally:
-        for _, writer in slow:
-            writer.close()
+    assert [*answers] == [*["408 request-timeout"] * 3, "end", "200"]
 
 
 async def test_a_client_that_pipelines_too_many_requests_is_disconnected(api: Api) -> None:
@@ -373,7 +307,7 @@ async def test_a_client_that_pipelines_too_many_requests_is_disconnected(api: Ap
 
 async def test_a_few_pipelined_requests_are_answered_in_order(api: Api) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    writer.write(HEALTH * 9 + request("/nowhere", "Connection: close", method="GET"))
+    writer.write(HEALTH * 9 + get("/nowhere", "Connection: close"))
 
     answers = (await reader.read()).split(b"HTTP/1.1 ")[1:]
 
@@ -410,7 +344,7 @@ def test_the_request_of_a_connection_that_is_reset_before_it_is_accepted_is_not_
         async with running(settings) as api:
             body = orjson.dumps(EMAIL)
             client = socket.create_connection(("127.0.0.1", api.port))
-            client.sendall(request("/v1/emails", *JSON, f"Content-Length: {len(body)}") + body)
+            client.sendall(request(f"Content-Length: {len(body)}") + body)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()  # the API is in this event loop, which has not accepted the connection
             assert (await api.post("k-2")).status == 202
@@ -420,40 +354,32 @@ def test_the_request_of_a_connection_that_is_reset_before_it_is_accepted_is_not_
     assert connection.execute("select message_key from email_log").fetchall() == [("k-2",)]
 
 
-@pytest.mark.parametrize(("octets", "status"), [(MAX_HEAD_BYTES, 200), (MAX_HEAD_BYTES + 1, 431)])
-async def test_the_limit_of_a_head_is_exact_although_the_head_arrives_at_once(
-    api: Api, octets: int, status: int
-) -> None:
+async def test_the_limit_of_a_head_is_exact_although_the_head_arrives_at_once(api: Api) -> None:
     before = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Filler: "
 
-    answer = await answered(api, before + b"x" * (octets - len(before) - 4) + b"\r\n\r\n")
-
-    assert answer.status == status
+    for octets, told in ((MAX_HEAD_BYTES, "200"), (MAX_HEAD_BYTES + 1, "431 headers-too-large")):
+        assert await exchange(api.port, [before + b"x" * (octets - len(before) - 4) + b"\r\n\r\n"]) == told
 
 
 async def test_a_body_in_thousands_of_tiny_chunks_is_refused(api: Api) -> None:
-    head = request("/v1/emails", *JSON, "Transfer-Encoding: chunked")
+    head = request("Transfer-Encoding: chunked")
     piece, end, large = b"1\r\n{\r\n", b"0\r\n\r\n", b"%x\r\n" % 600_000 + b" " * 600_000 + b"\r\n"
 
-    few = await answered(api, head + piece * 4000 + end)
-    among_large = await answered(api, head + large + piece * 10_000 + end)
-    many = await answered(api, head + piece * 10_000)
-
-    assert few.code == among_large.code == "malformed-json"
-    assert (many.status, many.code) == (400, "malformed-request")
+    for few in (head + piece * 4000, head + large + piece * 10_000):
+        assert await exchange(api.port, [few + end]) == "400 malformed-json"
+    assert await exchange(api.port, [head + piece * 10_000]) == "400 malformed-request"
 
 
 async def test_a_refused_protocol_upgrade_says_what_to_configure(api: Api) -> None:
-    for headers in (("Connection: Upgrade", "Upgrade: h2c"), ("Connection: keep-alive, Upgrade", "Upgrade: websocket")):
-        answer = await answered(api, request("/healthz", *headers, method="GET"))
-        assert (answer.status, answer.headers["connection"]) == (400, "close")
-        assert "Configure the client for plain HTTP/1.1" in answer.body.decode()
+    answer = await api.get("/healthz", headers={"Connection": "Upgrade", "Upgrade": "h2c"})
+
+    assert (answer.status, answer.headers["connection"]) == (400, "close")
+    assert "Configure the client for plain HTTP/1.1" in answer.json["detail"]
 
 
-def upload(token: str | None, body: bytes, length: int) -> bytes:
+def upload(token: str, body: bytes, length: int) -> bytes:
     """A request with this content length, and only part of its body."""
-    authorization = [f"Authorization: Bearer {token}"] if token else []
-    return request("/v1/emails", *JSON, *authorization, f"Content-Length: {length}") + body
+    return request(f"Authorization: Bearer {token}", f"Content-Length: {length}") + body
 
 
 @asynccontextmanager
@@ -524,7 +450,7 @@ async def test_a_long_body_that_arrives_fast_enough_is_read(settings: Settings) 
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         loop = asyncio.get_running_loop()
         body, until = orjson.dumps(EMAIL), loop.time() + 0.5
-        writer.write(request("/v1/emails", *JSON, "Transfer-Encoding: chunked"))
+        writer.write(request("Transfer-Encoding: chunked"))
         while loop.time() < until:
             writer.write(b"40\r\n" + b" " * 64 + b"\r\n")
             await writer.drain()
@@ -540,10 +466,8 @@ async def test_requests_beyond_the_concurrency_limit_get_503(settings: Settings)
     async with running(replace(settings, api_max_concurrent_requests=3)) as api:
         answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(40)))
 
-    refused = [answer for answer in answers if answer.status == 503]
-    assert refused
-    assert {answer.code for answer in refused} == {"overloaded"}
     assert {answer.status for answer in answers} == {202, 503}
+    assert {answer.code for answer in answers if answer.status == 503} == {"overloaded"}
 
 
 def resident_bytes() -> int:
@@ -607,7 +531,7 @@ def test_many_new_connections_are_accepted_per_turn_of_the_event_loop(settings: 
 
 
 def test_a_closed_connection_leaves_no_reference_cycles(settings: Settings) -> None:
-    partial_upload = request("/v1/emails", *JSON, "Content-Length: 50") + b"{"
+    partial_upload = request("Content-Length: 50") + b"{"
 
     async def count_left() -> None:
         async with running(settings) as api:

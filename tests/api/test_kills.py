@@ -12,12 +12,14 @@ import orjson
 import psycopg
 import pytest
 
+from tests.abuse.raw_connection import post
 from tests.acceptance.conftest import host
 from tests.acceptance.harness import Host, stop
 from tests.api.running_api import EMAIL
 from tests.supervisor.program import Program, eventually
 
 CLIENTS = 64
+BODY = orjson.dumps(EMAIL)
 
 
 __all__ = ["host"]
@@ -52,17 +54,10 @@ class Clients:
             for number in count():
                 key = f"{name}-{number}"
                 self.posted.add(key)
-                writer.write(request(key))
+                writer.write(post("/v1/emails", BODY, f"Idempotency-Key: {key}"))
                 answer = await reader.readuntil(b"}")
                 assert answer.startswith(b"HTTP/1.1 202"), answer
                 self.accepted[key] = UUID(orjson.loads(answer.partition(b"\r\n\r\n")[2])["id"])
-
-
-def request(key: str) -> bytes:
-    """A complete request that enqueues one email."""
-    body = orjson.dumps(EMAIL)
-    head = f"POST /v1/emails HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nIdempotency-Key: {key}"
-    return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def started(host: Host) -> tuple[Program, int]:

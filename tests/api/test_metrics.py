@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 from dispatcher.config import Settings
 from dispatcher.config.values import Listener
 from dispatcher.telemetry import metric_files
-from tests.api.running_api import EMAIL, Api, exchange, running
+from tests.abuse.raw_connection import exchange
+from tests.api.running_api import EMAIL, Api, running
 from tests.waiting import until
 
 
@@ -46,7 +47,7 @@ async def test_emails_are_counted_by_outcome_and_refusals_by_code(counted: Setti
             batch = {"emails": [EMAIL | {"message_key": "k-2"}, EMAIL | {"message_key": "k-3", "to": "nobody"}]}
             await api.call("POST", "/v1/emails/batch", body=batch)
             await api.get("/nowhere")
-            await exchange(api, b"no HTTP at all\r\n\r\n")
+            await exchange(api.port, [b"no HTTP at all\r\n\r\n"])
             found = await scraped(api, listener)
 
     counts = {name: value for name, value in found.items() if "_total" in name}

@@ -11,13 +11,12 @@ from typing import Any, Final
 from uuid import uuid4
 
 import psycopg
-import pytest
 import trustme
 from psycopg.rows import dict_row
 from standardwebhooks.webhooks import Webhook as Verifier
 
 from dispatcher.config import Settings
-from tests.api.running_api import EMAIL, Api, make_key, running
+from tests.api.running_api import EMAIL, Answer, Api, make_key, running
 from tests.monitor.receiver import receiving, write_ca
 from tests.store.pausing import pause
 from tests.store.test_outgoing_events import announce
@@ -36,46 +35,38 @@ NEED_OPERATE: Final = (
     *(("GET", path) for path in ("/v1/replays/1", "/v1/pauses", "/v1/suppressions")),
     *(("DELETE", path) for path in ("/v1/pauses", "/v1/suppressions")),
 )
-BAD_URLS: Final = (
-    "http://shop.example.com/hooks",
-    "http://127.0.0.1/hooks",
-    "https://10.0.0.7/hooks",
-    "https://ann:secret@shop.example.com/hooks",
-    f"https://shop.example.com/{'x' * 2000}",
-    None,
-)
+BAD_URLS: Final = ("http://shop.example.com/hooks", "https://10.0.0.7/hooks", f"https://a.example/{'x' * 2000}", None)
 BAD_QUERIES: Final = ("after=x", "after=", "limit=0", "limit=1001", "limit=x", "tenant_id=a%20b")
 
 
-def set_status(connection: psycopg.Connection, key: str, status: str) -> None:
-    """Sets an email's status, and the columns that a worker sets with it."""
+def set_status(connection: psycopg.Connection, status: str) -> None:
+    """Sets the status of all emails, and the columns that a worker sets with it."""
     connection.execute(
-        "update email_log set status = %s, publish_due_at = null, error_type = 'refused', attempt_count = 1"
-        " where message_key = %s",
-        [status, key],
+        "update email_log set status = %s, publish_due_at = null, error_type = 'refused', attempt_count = 1", [status]
     )
 
 
-def statuses(connection: psycopg.Connection) -> dict[str, str]:
-    return dict(connection.execute("select message_key, status from email_log").fetchall())
+def column(connection: psycopg.Connection, name: str) -> dict[str, Any]:
+    rows = connection.cursor(row_factory=dict_row).execute("select * from email_log").fetchall()
+    return {row["message_key"]: row[name] for row in rows}
 
 
 async def test_held_emails_are_confirmed_or_released(api: Api, connection: psycopg.Connection) -> None:
-    ids = [(await api.post(key)).json["id"] for key in ("a", "b", "c")]
-    set_status(connection, "a", "held")
-    set_status(connection, "b", "held")
+    ids = [(await api.post(key)).json["id"] for key in ("a", "b")]
+    set_status(connection, "held")
 
-    confirmed = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body=REASON)
-    released = await api.call("POST", f"/v1/held/{ids[1]}/release", body=REASON)
-    neither = await api.call("POST", f"/v1/held/{ids[2]}/confirm", body=REASON)
-    unreasoned = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body={"reason": " "})
-    odd = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body={"reason": "\U0003d8c8 is no character yet"})
+    async def decide(number: int, verb: str, reason: str) -> Answer:
+        return await api.call("POST", f"/v1/held/{ids[number]}/{verb}", body={"reason": reason})
+
+    confirmed = await decide(0, "confirm", "The provider shows it.")
+    odd = await decide(0, "confirm", "\U0003d8c8 is no character yet")
+    unreasoned = await decide(1, "release", " ")
+    released = await decide(1, "release", "The provider does not show it.")
 
     assert (confirmed.json, released.json["status"]) == ({"id": ids[0], "status": "sent"}, "pending")
-    assert (neither.status, neither.code) == (409, "not-held")
+    assert (odd.status, odd.code) == (409, "not-held")
     assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
-    assert odd.status == 409
-    assert statuses(connection) == {"a": "sent", "b": "pending", "c": "pending"}
+    assert column(connection, "status") == {"a": "sent", "b": "pending"}
 
 
 async def test_a_replay_sends_the_tenants_failed_emails_again_and_reports_its_progress(
@@ -83,24 +74,20 @@ async def test_a_replay_sends_the_tenants_failed_emails_again_and_reports_its_pr
 ) -> None:
     for key, tenant in (("a", "shop"), ("b", "shop"), ("c", "other")):
         await api.post(key, EMAIL | {"tenant_id": tenant})
-        set_status(connection, key, "failed")
+    set_status(connection, "failed")
     token = make_key(connection, scopes=["operate"])
 
     made = await api.call("POST", "/v1/replays", body={"error_type": "refused", **REASON}, token=token)
 
-    async def is_done() -> bool:
-        return bool((await api.get(made.headers["location"], token=token)).json["state"] == "done")
-
     assert made.status == 202
-    await until_answer(is_done)
-    assert (await api.get(made.headers["location"], token=token)).json["outcomes"] == {"replayed": 2}
-    assert statuses(connection) == {"a": "pending", "b": "pending", "c": "failed"}
+    await until_answer(lambda: has(api, made.headers["location"], {"replayed": 2}, token))
+    assert column(connection, "status") == {"a": "pending", "b": "pending", "c": "failed"}
 
 
 async def test_a_replay_can_be_stopped_only_by_its_tenant(api: Api, connection: psycopg.Connection) -> None:
     for key in ("a", "b", "c"):
         await api.post(key, EMAIL | {"tenant_id": "shop"})
-        set_status(connection, key, "failed")
+    set_status(connection, "failed")
     token, other = (make_key(connection, scopes=["operate"], tenant_id=tenant) for tenant in ("shop", "other"))
     made = await api.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON}, token=token)
     path = made.headers["location"]
@@ -114,14 +101,14 @@ async def test_a_replay_can_be_stopped_only_by_its_tenant(api: Api, connection: 
     assert (stopped.status, stopped.json["state"]) in ((200, "stopping"), (200, "stopped"))
     acts = connection.execute("select action, reason from operator_audit order by audit_id").fetchall()
     assert acts == [("replay", REASON["reason"]), ("stop", "too fast")]
-    assert list(statuses(connection).values()).count("failed") >= 2
+    assert list(column(connection, "status").values()).count("failed") >= 2
 
 
 async def test_slow_replays_of_one_tenant_do_not_delay_another_tenant(api: Api, connection: psycopg.Connection) -> None:
     ids: dict[str, list[str]] = {"slow": [], "other": []}
     for number, tenant in enumerate([*["slow"] * 6, "other"]):
         ids[tenant].append((await api.post(f"k-{number}", EMAIL | {"tenant_id": tenant})).json["id"])
-        set_status(connection, f"k-{number}", "failed")
+    set_status(connection, "failed")
     slow = {"tenant_id": "slow", "per_second": 0.01, **REASON}
     paths = []
     for first in (0, 2, 4):
@@ -142,7 +129,7 @@ async def test_another_process_resumes_an_interrupted_replay(
     async with running(settings) as first:
         for key in ("a", "b", "c"):
             await first.post(key)
-            set_status(connection, key, "failed")
+        set_status(connection, "failed")
         made = await first.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON})
         path = made.headers["location"]
         await until_answer(lambda: has(first, path, {"replayed": 1}))
@@ -158,7 +145,7 @@ async def test_another_process_resumes_an_interrupted_replay(
 
     assert (interrupted["state"], interrupted["is_active"], interrupted["waiting"]) == ("interrupted", False, 2)
     assert [answer.status for answer in (resumed, again, done, unknown)] == [202, 202, 202, 404]
-    assert set(statuses(connection).values()) == {"pending"}
+    assert set(column(connection, "status").values()) == {"pending"}
 
 
 async def interrupted_replay(api: Api, path: str) -> Any:
@@ -168,9 +155,9 @@ async def interrupted_replay(api: Api, path: str) -> Any:
     return None if replay["is_active"] else replay
 
 
-async def has(api: Api, path: str, outcomes: dict[str, int]) -> bool:
+async def has(api: Api, path: str, outcomes: dict[str, int], token: str | None = None) -> bool:
     """Whether a replay has these outcomes."""
-    return bool((await api.get(path)).json["outcomes"] == outcomes)
+    return bool((await api.get(path, token=token)).json["outcomes"] == outcomes)
 
 
 async def test_the_reason_of_a_replay_is_shown_to_whose_key_gave_it_and_to_keys_for_all_tenants(
@@ -183,20 +170,15 @@ async def test_the_reason_of_a_replay_is_shown_to_whose_key_gave_it_and_to_keys_
     of_operator = (await api.call("POST", "/v1/replays", body=REASON | private, token=everyone)).json
     paths = [f"/v1/replays/{made['id']}" for made in (of_tenant, of_operator)]
 
-    seen = {
-        name: [(await api.get(path, token=token)).json["reason"] for path in paths]
-        for name, token in (("own", own), ("colleague", colleague))
-    }
-    seen["everyone"] = [(await api.get(f"{path}?tenant_id=shop", token=everyone)).json["reason"] for path in paths]
-
-    filters = [
-        (await api.get(paths[1] + query, token=token)).json["selection"]
-        for query, token in (("", own), ("?tenant_id=shop", everyone))
-    ]
+    async def seen(token: str, query: str = "") -> list[Any]:
+        return [(await api.get(path + query, token=token)).json for path in paths]
 
     why = REASON["reason"]
-    assert (filters[0], filters[1]["text"]) == ({}, private["text"])
-    assert seen == {"own": [why, None], "colleague": [why, None], "everyone": [why, why]}
+    for token, query, of_an_operator in ((own, "", None), (colleague, "", None), (everyone, "?tenant_id=shop", why)):
+        replays = await seen(token, query)
+        assert [replay["reason"] for replay in replays] == [why, of_an_operator]
+        selection = replays[1]["selection"]
+        assert selection["text"] == private["text"] if of_an_operator else selection == {}
 
 
 async def test_operator_endpoints_need_the_scope_operate(api: Api, connection: psycopg.Connection) -> None:
@@ -208,7 +190,7 @@ async def test_operator_endpoints_need_the_scope_operate(api: Api, connection: p
 
 
 INVALID: Final[list[tuple[str, dict[str, Any], list[str]]]] = [
-    *(("replays", {"per_second": pace}, ["#/per_second"]) for pace in (1e-9, 0, 0.009, 10_001, True)),
+    *(("replays", {"per_second": pace}, ["#/per_second"]) for pace in (0.009, 10_001, True)),
     ("pauses", {"reason": None}, ["#/reason"]),
     *(("pauses", {"for_seconds": seconds}, ["#/for_seconds"]) for seconds in (0, "1h", 1e9)),
     ("suppressions", {"recipients": []}, ["#/recipients"]),
@@ -221,8 +203,6 @@ INVALID: Final[list[tuple[str, dict[str, Any], list[str]]]] = [
     ("webhooks", {**HOOK, "events": ["email.opened"]}, ["#/events/0"]),
     ("webhooks", {**HOOK, "events": [["email.sent"]]}, ["#/events/0"]),
     ("webhooks", {**HOOK, "all_tenants": True}, ["#"]),
-    ("webhooks", {**HOOK, "recipients": "yes"}, ["#/recipients"]),
-    ("webhooks", {**HOOK, "reason": " "}, ["#/reason"]),
 ]
 
 
@@ -269,11 +249,6 @@ async def test_a_key_pauses_suppresses_and_sees_only_within_its_own_tenant(
     assert (ended.json, again.code) == (begun.json, "not-found")
     names = connection.execute("select scope, name from pause order by scope, name").fetchall()
     assert names == [("all", ""), ("tenant", "other")]
-
-
-def column(connection: psycopg.Connection, name: str) -> dict[str, Any]:
-    rows = connection.cursor(row_factory=dict_row).execute("select * from email_log").fetchall()
-    return {row["message_key"]: row[name] for row in rows}
 
 
 async def test_an_email_is_cancelled_and_a_second_time_too_and_too_late_names_its_status(
@@ -336,41 +311,33 @@ async def test_a_key_that_sends_changes_single_emails_of_its_tenant_only(
     assert column(connection, "status") == {"other": "pending", "k-1": "cancelled", "k-2": "cancelled"}
 
 
-@pytest.mark.parametrize("path", ["cancel", "reschedule"])
-async def test_a_change_of_every_email_must_be_intended(api: Api, connection: psycopg.Connection, path: str) -> None:
-    await api.post("k-1")
-    body = REASON if path == "cancel" else {**REASON, **LATER}
-
-    refused = await api.call("POST", f"/v1/emails/{path}", body=body)
-    dry = await api.call("POST", f"/v1/emails/{path}", body={**body, "dry_run": True})
-    assert (refused.status, refused.pointers, dry.json["selected"]) == (422, ["#"], {"pending": 1})
-    assert column(connection, "status") == {"k-1": "pending"}
-
-    changed = await api.call("POST", f"/v1/emails/{path}", body={**body, "all": True})
-    assert changed.json["selected"] == {"pending": 1}
-    assert column(connection, "status") == {"k-1": "cancelled" if path == "cancel" else "waiting"}
-
-
-async def test_a_filter_counts_with_dry_run_and_changes_without(api: Api, connection: psycopg.Connection) -> None:
+async def test_a_filter_or_all_emails_must_be_chosen_and_dry_run_only_counts(
+    api: Api, connection: psycopg.Connection
+) -> None:
     for number in range(3):
         await api.post(f"k-{number}")
     connection.execute("update email_log set lane = 'bulk' where message_key <> 'k-0'")
     connection.execute("update email_log set tenant_id = 'another' where message_key = 'k-2'")
-    bulk = {"lane": "bulk", **REASON}
 
-    dry = await api.call("POST", "/v1/emails/cancel", body={**bulk, "dry_run": True})
-    moved = await api.call("POST", "/v1/emails/reschedule", body={**bulk, **LATER})
-    cancelled = await api.call("POST", "/v1/emails/cancel", body={**bulk, "status": "waiting"})
-    wrong = await api.call("POST", "/v1/emails/cancel", body={"status": "sent", **REASON})
-    named = await api.call(
-        "POST", "/v1/emails/cancel", body={"email_ids": [str(uuid4())] * 2, "dry_run": True, **REASON}
-    )
+    async def change(verb: str, **body: Any) -> Any:
+        return (await api.call("POST", f"/v1/emails/{verb}", body={**REASON, **body})).json
 
-    assert (dry.json["selected"], dry.json["results"], dry.json["has_more"]) == ({"pending": 1}, {}, False)
-    assert (moved.json["selected"], moved.json["results"]) == ({"pending": 1}, {"rescheduled": 1})
-    assert (cancelled.json["selected"], cancelled.json["results"]) == ({"waiting": 1}, {"cancelled": 1})
-    assert (wrong.status, wrong.pointers, named.json["others"]) == (422, ["#/status"], 1)
-    assert column(connection, "status") == {"k-0": "pending", "k-1": "cancelled", "k-2": "pending"}
+    unintended = await change("cancel")
+    dry = await change("cancel", lane="bulk", dry_run=True)
+    wrong = await change("cancel", status="sent")
+    unknown = await change("cancel", email_ids=[str(uuid4())] * 2, dry_run=True)
+    assert [each["pointer"] for refused in (unintended, wrong) for each in refused["errors"]] == ["#", "#/status"]
+    assert (dry["selected"], dry["results"], dry["has_more"], unknown["others"]) == ({"pending": 1}, {}, False, 1)
+    assert set(column(connection, "status").values()) == {"pending"}
+
+    for verb, given, selected, result in (
+        ("reschedule", {"lane": "bulk", **LATER}, "pending", "rescheduled"),
+        ("cancel", {"lane": "bulk", "status": "waiting"}, "waiting", "cancelled"),
+        ("cancel", {"all": True}, "pending", "cancelled"),
+    ):
+        changed = await change(verb, **given)
+        assert (changed["selected"], changed["results"]) == ({selected: 1}, {result: 1})
+    assert column(connection, "status") == {"k-0": "cancelled", "k-1": "cancelled", "k-2": "pending"}
 
 
 async def test_a_tenant_polls_its_events_from_a_cursor(api: Api, connection: psycopg.Connection) -> None:
@@ -378,19 +345,17 @@ async def test_a_tenant_polls_its_events_from_a_cursor(api: Api, connection: psy
     first = await api.get("/v1/events", token=key)
     assert (first.status, first.json["events"], first.json["has_more"]) == (200, [], False)
     assert connection.execute("select is_on from outgoing_feed").fetchone() == (True,)
-    wanted = announce(connection, count=150)
+    wanted = [str(event_id) for event_id in announce(connection, count=150)]
     announce(connection, "other", 5)
 
-    page = await api.get(f"/v1/events?after={first.json['next']}", token=key)
-    last = await api.get(f"/v1/events?limit=1000&after={page.json['next']}", token=key)
+    page = (await api.get(f"/v1/events?after={first.json['next']}", token=key)).json
+    rest = (await api.get(f"/v1/events?limit=1000&after={page['events'][41]['cursor']}", token=key)).json
 
-    assert (len(page.json["events"]), page.json["has_more"]) == (100, True)
-    assert [event["id"] for event in page.json["events"] + last.json["events"]] == list(map(str, wanted))
-    assert not last.json["has_more"]
-    event = page.json["events"][0]
+    assert [event["id"] for event in page["events"]] == wanted[:100]
+    assert [event["id"] for event in rest["events"]] == wanted[42:]
+    assert (page["has_more"], rest["has_more"]) == (True, False)
+    event = page["events"][0]
     assert (event["type"], event["data"]["tenant_id"], event["data"]["message_key"]) == ("email.sent", "shop", "key")
-    middle = await api.get(f"/v1/events?limit=1&after={page.json['events'][41]['cursor']}", token=key)
-    assert middle.json["events"][0]["id"] == str(wanted[42])
 
 
 async def test_a_tenant_manages_its_webhooks_and_no_others(api: Api, connection: psycopg.Connection) -> None:

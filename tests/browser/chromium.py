@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -46,44 +45,27 @@ FONTS: Final = """<?xml version="1.0"?>
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Chromium:
-    """The unpacked program.
-
-    Attributes:
-        program: The path of the executable file.
-        environment: The environment variables with which the program finds its libraries and fonts.
-    """
-
-    program: Path
-    environment: dict[str, str]
-
-
-def find(progress: Callable[[str], None] = print) -> Chromium:
-    """The program from the cache folder; downloads the program first if it is not in the cache folder."""
-    name = f"chromium-{debian.system()}"
+def find() -> tuple[Path, dict[str, str]]:
+    """The program in the cache folder, which is downloaded first if it is not there; and the environment variables with
+    which the program finds its libraries and fonts."""
 
     def build(folder: Path) -> None:
-        progress("downloading Chromium from Debian (100 MB)")
+        print("downloading Chromium from Debian (100 MB)")
+        even_if_installed = r"chromium\S*|fonts-inter"
         debian.fetch(
-            PACKAGE,
-            folder,
-            also=MORE_PACKAGES,
-            even_if_installed=r"chromium\S*|fonts-inter",
-            remedy=REMEDY,
-            progress=lambda words: progress(f"Chromium: {words}"),
+            PACKAGE, folder, also=MORE_PACKAGES, even_if_installed=even_if_installed, remedy=REMEDY, progress=print
         )
         for path in (path for pattern in UNNEEDED for path in (folder / "usr/lib").glob(pattern)):
             path.unlink()
 
-    root = cache.obtain(name, build)
+    root = cache.obtain(f"chromium-{debian.system()}", build)
     fonts = root / "fonts.conf"
     if not fonts.exists():
         fonts.write_text(FONTS.format(folder=root))
     folders = debian.library_folders(root)
     folders += [sub for folder in folders for name in LIBRARY_FOLDERS if (sub := folder / name).is_dir()]
     environment = {"LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)), "FONTCONFIG_FILE": str(fonts)}
-    return Chromium(root / "usr/lib/chromium/chromium-headless-shell", environment)
+    return root / "usr/lib/chromium/chromium-headless-shell", environment
 
 
 @contextmanager
@@ -92,14 +74,12 @@ def launched() -> Iterator[Browser]:
 
     Chromium's sandbox is off, because it needs root or user namespaces. The browser opens only pages of this machine.
     """
-    chromium = find()
+    program, environment = find()
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        for name, value in chromium.environment.items():
+        for name, value in environment.items():
             patch.setenv(name, value)
         playwright = stack.enter_context(sync_playwright())
-        browser = playwright.chromium.launch(
-            executable_path=chromium.program, args=list(ARGUMENTS), chromium_sandbox=False
-        )
+        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS), chromium_sandbox=False)
         patch.undo()
         try:
             yield browser

@@ -14,7 +14,6 @@ NARROW: Final = 320
 WIDE: Final = 1280
 TIMEOUT_MS: Final = 60_000
 """Far longer than a page takes on a busy machine."""
-Colors = Literal["light", "dark"]
 
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -59,10 +58,7 @@ class Tab:
     """
 
     def __init__(self, context: BrowserContext, url: str) -> None:
-        """
-        Args:
-            url: The beginning of the operators' pages' addresses.
-        """
+        """`url` is the beginning of the operators' pages' addresses."""
         self.page: Page = context.new_page()
         self.page.set_default_timeout(TIMEOUT_MS)
         self.url = url
@@ -71,15 +67,14 @@ class Tab:
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
 
-    def go(self, path: str, *, status: int = 200) -> Page:
+    def go(self, path: str) -> Page:
         """Opens a path below the operators' page."""
         response = self.page.goto(self.url + path)
         assert response is not None
-        assert response.status == status, f"{path}: {response.status}"
+        assert response.status == 200, f"{path}: {response.status}"
         return self.page
 
     def sign_in(self, key: str) -> None:
-        """Signs in with an API key."""
         self.go("/sign-in")
         self.page.get_by_label("API key").fill(key)
         self.page.get_by_role("button", name="Sign in").click()
@@ -96,18 +91,14 @@ class Tab:
         return found
 
     def barriers(self, *rules: str) -> list[str]:
-        """What axe-core finds serious or critical on the page.
-
-        Args:
-            rules: The rules to check; all rules if none is given.
-        """
+        """What axe-core finds serious or critical on the page, by these rules, or by all if none is given."""
         if not self.page.evaluate("'axe' in window"):
             # Not as a <script>, which the Content-Security-Policy forbids.
             self.page.evaluate(AXE.read_text())
         found: list[str] = self.page.evaluate(_AXE_RUN, list(rules))
         return found
 
-    def show(self, colors: Colors = "light", width: int = WIDE) -> None:
+    def show(self, colors: Literal["light", "dark"] = "light", width: int = WIDE) -> None:
         """Changes the colour scheme and the width of the window, and waits until charts are drawn with that width."""
         self.page.emulate_media(color_scheme=colors, reduced_motion="reduce")
         self.page.set_viewport_size({"width": width, "height": 900})
@@ -117,18 +108,13 @@ class Tab:
         """Ignores errors on the console that match the pattern, from now on."""
         self._expected = re.compile(pattern)
 
-    def focused(self) -> str:
-        """A description of the focused element: its tag, and its id or text."""
-        described: str = self.page.evaluate(_FOCUSED)
-        return described
-
     def press_until(self, key: str, selector: str, *, most: int = 80) -> None:
         """Presses a key until an element that matches the selector has the focus."""
         passed: list[str] = []
         for _ in range(most):
             if self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
                 return
-            passed.append(self.focused())
+            passed.append(self.page.evaluate(_FOCUSED))
             self.page.keyboard.press(key)
         raise AssertionError(f"{key} does not lead to {selector}, only to {passed}")
 
@@ -146,18 +132,10 @@ class Tabs:
         self._opened: list[tuple[BrowserContext, Tab]] = []
 
     def open(self, storage: Any = None, **options: Any) -> Tab:
-        """A new tab.
-
-        Args:
-            storage: The cookies of a signed-in visitor; see `BrowserContext.storage_state`.
-            options: Options of `Browser.new_context`.
-        """
-        options = {
-            "viewport": {"width": WIDE, "height": 900},
-            "timezone_id": "Europe/Berlin",
-            "locale": "en-GB",
-        } | options
-        context = self._browser.new_context(storage_state=storage, **options)
+        """A new tab, with the cookies of a signed-in visitor (see `BrowserContext.storage_state`), and with further
+        options of `Browser.new_context`."""
+        usual = {"viewport": {"width": WIDE, "height": 900}, "timezone_id": "Europe/Berlin", "locale": "en-GB"}
+        context = self._browser.new_context(storage_state=storage, **(usual | options))
         tab = Tab(context, self._url)
         self._opened.append((context, tab))
         return tab

@@ -1,4 +1,4 @@
-"""Incidents of docs/runbook.md, from the alert until all is calm: on the operators' page, and by commands."""
+"""Incidents of docs/runbook.md, from the alert until all is calm, on the operators' page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from tests.browser.tab import Tab
 from tests.cli.commandline import CommandLine
 from tests.supervisor.program import eventually
 
-pytestmark = pytest.mark.slow
-
 WHY = "ticket 4711"
 POISON = b"\x1b[2Jno message of ours"
 
@@ -31,17 +29,14 @@ class Day:
         self.sink = self.host.recipient
         self.run = self.host.run(WORKERS=1, RECONCILE_SECONDS=1, MAX_ATTEMPTS=1)
         self.run.pid_of("worker 0")
-        self.released: set[UUID] = set()
         self._commands = CommandLine(self.host.folder, self.host.environment())
 
-    def say(self, *words: str) -> str:
-        """Runs a command, which must succeed, and returns its output."""
+    def say(self, *words: str) -> None:
+        """Runs a command, which must succeed."""
         result = self._commands(*words)
         assert result.code == 0, (words, result)
-        return result.stdout
 
     def enqueue(self, name: str, count: int = 1) -> list[UUID]:
-        """Enqueues emails."""
         return sorted(self.host.enqueue(emails(count, name=name, to=lambda number: f"{name}-{number}@example.org")))
 
     @contextmanager
@@ -70,29 +65,14 @@ class Day:
 
         return eventually(stopped, "the suppression of the address")
 
-    def poison(self) -> None:
-        self.host.rabbit.publish(self.host.topology.queue, POISON)
-        self.await_dlq(1)
-
     def await_dlq(self, depth: int) -> None:
         eventually(lambda: self.host.rabbit.waiting(self.host.topology.dlq) == depth, f"{depth} messages in the DLQ")
 
     def await_sent(self, ids: list[UUID]) -> None:
-        """Waits until all of these emails are sent."""
         eventually(
             lambda: {self.host.rows()[each].status for each in ids} == {"sent"},
             lambda: f"sent emails; now {[self.host.rows()[each] for each in ids]}",
         )
-
-    def end(self) -> None:
-        """Only released emails were sent twice, and none is left."""
-        assert {row.status for row in self.host.rows().values()} == {"sent"}
-        assert {email_id for email_id, times in self.sink.delivered().items() if times > 1} == self.released
-
-
-@pytest.fixture(scope="module")
-def day(stage: Stage) -> Day:
-    return Day(stage)
 
 
 def press(tab: Tab, button: str) -> None:
@@ -102,7 +82,9 @@ def press(tab: Tab, button: str) -> None:
     form.get_by_role("button", name=button, exact=True).click()
 
 
-def test_a_day_on_the_page(day: Day, tab: Tab) -> None:
+@pytest.mark.slow
+def test_a_day_on_the_page(stage: Stage, tab: Tab) -> None:
+    day = Day(stage)
     refused = day.finish("policy-page", 20, end="554 5.6.0 Refused by policy")
     page = tab.go("/")
     expect(page.locator("#dead-letters.bad")).to_contain_text("20")
@@ -156,7 +138,6 @@ def test_a_day_on_the_page(day: Day, tab: Tab) -> None:
     tab.go("/held").locator(f"#held-{lost}").get_by_role("link", name="Release: send it again").click()
     press(tab, "Release")
     day.await_sent([arrived, lost])
-    day.released.add(lost)
     expect(tab.go("/").locator("#held.good")).to_contain_text("0")
 
     stopped = day.stop_by_suppression("bounced-page@example.org")
@@ -169,47 +150,14 @@ def test_a_day_on_the_page(day: Day, tab: Tab) -> None:
     press(tab, "Replay")
     day.await_sent(stopped)
 
-    day.poison()
+    day.host.rabbit.publish(day.host.topology.queue, POISON)
+    day.await_dlq(1)
     tab.go("/poison")
     page.get_by_role("cell").get_by_role("link").click()
     expect(page.get_by_label("Body")).to_contain_text("no message of ours")
     press(tab, "Discard")
     expect(page.get_by_role("status")).to_contain_text("Discarded 1 message.")
     day.await_dlq(0)
-    day.end()
 
-
-def test_a_day_by_commands(day: Day) -> None:
-    refused = day.finish("policy", 20, end="554 5.6.0 Refused by policy")
-    assert "invalid_content" in day.say("dlq", "list", "--by", "error_type")
-    day.say("dlq", "replay", "--error-type", "invalid_content", "--reason", WHY, "--yes")
-    day.await_sent(refused)
-
-    assert "policy-0" in day.say("find", "--to", "policy-0@example.org")
-    assert "sent" in day.say("show", str(refused[0]))
-
-    for subject in (("lane", "normal"), ("provider", "smtp"), ("all",)):
-        with day.followed():
-            day.say("pause", *subject, "--reason", "the sale waits for legal")
-        paused = day.enqueue(f"paused-{subject[0]}", 5)
-        assert "the sale waits for legal" in day.say("show", str(paused[0]))
-        assert day.host.recipient.delivered().keys().isdisjoint(paused)
-        day.say("resume", *subject, "--reason", WHY)
-        day.await_sent(paused)
-
-    arrived, lost = day.finish("held", 2, answer="close")
-    day.say("held", "list")
-    day.say("held", "confirm", str(arrived), "--reason", WHY)
-    day.say("held", "release", str(lost), "--reason", WHY)
-    day.await_sent([arrived, lost])
-    day.released.add(lost)
-
-    stopped = day.stop_by_suppression("bounced@example.org")
-    day.say("suppressions", "remove", "bounced@example.org", "--reason", WHY, "--replay", "--yes")
-    day.await_sent(stopped)
-
-    day.poison()
-    (poison_id,) = {word for word in day.say("dlq", "list", "--poison").split() if word.startswith("p-")}
-    day.say("dlq", "discard", poison_id, "--reason", WHY, "--yes")
-    day.await_dlq(0)
-    day.end()
+    assert {row.status for row in day.host.rows().values()} == {"sent"}
+    assert {email_id for email_id, times in day.sink.delivered().items() if times > 1} == {lost}

@@ -55,7 +55,6 @@ class _Forms(HTMLParser):
 
 
 def forms_of(answer: Answer) -> list[FormOnPage]:
-    """The forms of a page."""
     parser = _Forms()
     parser.feed(answer.body.decode())
     return parser.forms
@@ -73,14 +72,11 @@ def links_of(page: Answer, part: str = "") -> list[str]:
 
 
 def token_of(page: Answer) -> str:
-    """The CSRF token of the page's forms."""
     return next(value for form in forms_of(page) for name, value in form.fields if name == "csrf_token")
 
 
 @dataclass(slots=True)
 class Browser:
-    """A visitor's browser."""
-
     api: Api
     headers: dict[str, str] = field(default_factory=lambda: {"Sec-Fetch-Site": "same-origin"})  # of each request
     cookies: dict[str, str] = field(default_factory=dict)

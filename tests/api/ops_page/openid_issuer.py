@@ -172,7 +172,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_issuer() -> Iterator[Issuer]:
-    """A running issuer."""
     issuer = Issuer()
     thread = threading.Thread(target=issuer.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

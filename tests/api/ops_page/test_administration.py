@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import orjson
 import psycopg
@@ -21,6 +21,7 @@ from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
 from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
+from tests.api.ops_page.rows import audited, dead_email, event, write
 from tests.api.running_api import Answer, Api, make_key
 from tests.store.books import Books
 from tests.waiting import until_answer
@@ -29,28 +30,9 @@ PAGES = ("/suppressions", "/events", "/webhooks", "/lanes", "/pauses", "/keys", 
 FOR_ALL_TENANTS = ("/lanes", "/keys", "/audit")
 
 
-def make_event(books: Books, email_id: Any, **more: Any) -> None:
-    row = {"provider": "sendgrid", "kind": "bounced", "bounce": "hard", "code": "5.1.1", "detail": "no mailbox", **more}
-    books.connection.execute(
-        "insert into email_event (email_id, event_key, provider, kind, bounce, code, detail, doubt, happened_at) "
-        "values (%s, uuid_send(gen_random_uuid()), %s, %s, %s, %s, %s, %s, now())",
-        [email_id, *(row.get(name) for name in ("provider", "kind", "bounce", "code", "detail", "doubt"))],
-    )
-
-
-def make_webhook(books: Books, tenant_id: str | None, url: str = "https://shop.example/hook") -> int:
-    (row,) = books.select(
-        "insert into webhook (url, tenant_id, kinds, secret) values (%s, %s, '{sent}', 'whsec_c2VjcmV0') "
-        "returning webhook_id",
-        url,
-        tenant_id,
-    )
-    return int(row["webhook_id"])
-
-
-def audited(books: Books) -> list[tuple[str, str]]:
-    rows = books.select("select action, reason from operator_audit order by audit_id")
-    return [(row["action"], row["reason"]) for row in rows]
+def make_webhook(books: Books, tenant_id: str, url: str = "https://shop.example/hook") -> int:
+    write(books, "webhook", url=url, tenant_id=tenant_id, kinds=["sent"], secret="whsec_c2VjcmV0")
+    return int(books.select("select max(webhook_id) as made from webhook")[0]["made"])
 
 
 def figure(page: Answer, element_id: str) -> str:
@@ -74,9 +56,8 @@ async def eventually(browser: Browser, words: bytes) -> Answer:
 
 async def test_dead_letters_and_held_emails_change_colour_symbol_and_word(operator: Browser, books: Books) -> None:
     green = await operator.get("/ops/")
-    failed, held = books.enqueue(2)
-    books.change(failed, status="failed", publish_due_at=None)
-    books.change(held, status="held", publish_due_at=None)
+    for status in ("failed", "held"):
+        dead_email(books, status)
     red = await eventually(operator, b"huge bad")
 
     assert figure(green, "dead-letters") == " huge good Dead letters 0 ✓ None"
@@ -85,13 +66,11 @@ async def test_dead_letters_and_held_emails_change_colour_symbol_and_word(operat
     assert figure(red, "held") == " huge bad Held 1 ▲ Act: confirm or release them"
 
 
-async def test_the_overview_has_every_part_with_a_table_beside_each_chart(
-    operator: Browser, connection: psycopg.Connection
-) -> None:
-    connection.execute(
+async def test_the_overview_has_every_part_with_a_table_beside_each_chart(operator: Browser, books: Books) -> None:
+    books.connection.execute(
         "insert into email_hourly values (date_trunc('hour', now(), 'UTC'), 'smtp', 'accepted', 's', 4321)"
     )
-    connection.execute("insert into host_presence (holder, host, seen_at) values ('a:1', 'host-<b>1', now())")
+    write(books, "host_presence", holder="a:1", host="host-<b>1", seen_at="now")
 
     page = await operator.get("/ops/")
 
@@ -106,9 +85,7 @@ async def test_the_overview_has_every_part_with_a_table_beside_each_chart(
     assert "No monitor has checked the queue" in text
     assert "style=" not in text
     assert not re.search(r"<script(?![^>]* src=)", text)
-    connection.execute(
-        "insert into pause (scope, name, reason, actor) values ('provider', 'smtp', 'maintenance', 'ann@ops')"
-    )
+    write(books, "pause", scope="provider", name="smtp", reason="maintenance", actor="ann@ops")
     await eventually(operator, b"paused by ann")
 
 
@@ -116,12 +93,10 @@ async def test_a_tenants_overview_has_its_counts_and_no_hosts_providers_queues_o
     shop_operator: Browser, books: Books
 ) -> None:
     for tenant in ("shop", "other"):
-        books.change(books.enqueue_one(tenant_id=tenant), status="failed", publish_due_at=None)
-    books.connection.execute("insert into host_presence (holder, host, seen_at) values ('a:1', 'host-1', now())")
-    books.connection.execute(
-        "insert into pause (scope, name, reason, actor) values ('tenant', 'other', 'secret', 'ann@ops-1'),"
-        " ('tenant', 'shop', 'complaints', 'ann@ops-1')"
-    )
+        dead_email(books, tenant_id=tenant)
+        reason = "complaints" if tenant == "shop" else "secret"
+        write(books, "pause", scope="tenant", name=tenant, reason=reason, actor="ann@ops-1")
+    write(books, "host_presence", holder="a:1", host="host-1", seen_at="now")
 
     page = await shop_operator.get("/ops/")
 
@@ -146,10 +121,8 @@ async def test_while_postgresql_is_slow_the_overview_shows_old_figures_with_thei
 async def test_the_overview_tolerates_the_fields_of_alerts_of_a_later_release(operator: Browser, books: Books) -> None:
     readable = {"kind": "dead_letters", "raised_at": "2026-11-28T10:00:00+00:00", "reason": "18 messages"}
     alerts = orjson.dumps([readable | {"owner": "ann"}, {"kind": "of_a_later_release"}, 7]).decode()
-    books.connection.execute(
-        "insert into alert_check (queue, host, checked_at, depth, alerts) values (%s, 'mail-7', now(), 1, %s)",
-        [operator.api.settings.dlq, alerts],
-    )
+    check = {"queue": operator.api.settings.dlq, "host": "mail-7", "depth": 1, "alerts": alerts}
+    write(books, "alert_check", checked_at="now", **check)
 
     page = await operator.get("/ops/")
 
@@ -177,9 +150,9 @@ async def test_a_recipient_is_suppressed_looked_up_masked_and_removed(operator: 
 
 async def test_events_link_to_their_emails_and_are_filtered_and_paged(operator: Browser, books: Books) -> None:
     email_id = books.enqueue_one(tenant_id="shop")
-    make_event(books, books.enqueue_one(), kind="delivered", bounce=None)
+    event(books, books.enqueue_one(), "delivered")
     for number in range(55):
-        make_event(books, email_id, detail=f"event-{number}.")
+        event(books, email_id, bounce="hard", detail=f"event-{number}.")
 
     first = await operator.get("/ops/events?provider=sendgrid&kind=bounced")
     (following,) = re.findall(r'rel="next" href="([^"]+)"', first.body.decode())
@@ -196,36 +169,32 @@ async def test_events_link_to_their_emails_and_are_filtered_and_paged(operator: 
     assert "bounced" in text_of(await operator.get("/ops/events?tenant_id=shop&since=1h")).split("Arrived")[1]
 
 
-@pytest.mark.parametrize(
-    ("doubt", "words"),
-    [
-        ("impossible", "impossible: without effect, because no worker sent the email through this provider"),
-        ("recipient", "recipient: suppresses no recipient, because nothing proves that it is about this one"),
-        (None, None),
-    ],
-)
-async def test_both_tables_of_events_say_what_an_event_does_not_prove(
-    operator: Browser, books: Books, doubt: str | None, words: str | None
-) -> None:
-    email_id = books.enqueue_one()
-    make_event(books, email_id, doubt=doubt)
+async def test_both_tables_of_events_say_what_an_event_does_not_prove(operator: Browser, books: Books) -> None:
+    doubts = {
+        "impossible": "impossible: without effect, because no worker sent the email through this provider",
+        "recipient": "recipient: suppresses no recipient, because nothing proves that it is about this one",
+        None: "\u2013",
+    }
 
-    for path in ("/ops/events", f"/ops/emails/{email_id}"):
-        html = (await operator.get(path)).body.decode()
-        cells = re.findall(r'<td data-label="Doubt"[^>]*>(.*?)</td>', html)
-        none = ["\u2013"] if path == "/ops/events" else []  # the other table leaves out a column without values
-        assert [re.sub("<[^>]+>", "", cell) for cell in cells] == ([words] if words else none)
+    def doubts_on(page: Answer) -> list[str]:
+        cells = re.findall(r'<td data-label="Doubt"[^>]*>(.*?)</td>', page.body.decode())
+        return [re.sub("<[^>]+>", "", cell) for cell in cells]
+
+    for doubt, words in doubts.items():
+        email_id = books.enqueue_one()
+        event(books, email_id, doubt=doubt)
+        # This table leaves out a column without values.
+        assert doubts_on(await operator.get(f"/ops/emails/{email_id}")) == ([words] if doubt else [])
+    assert sorted(doubts_on(await operator.get("/ops/events"))) == sorted(doubts.values())
 
 
-async def test_a_webhook_is_disabled_tested_replayed_and_rotated_and_its_secret_is_shown_once(
+async def test_a_webhook_is_tested_replayed_and_rotated_and_its_secret_is_shown_once(
     operator: Browser, books: Books
 ) -> None:
     page = f"/ops/webhooks/{make_webhook(books, 'shop', 'https://127.0.0.1:1/hook')}"
     assert "https://127.0.0.1:1/hook" in text_of(await operator.get("/ops/webhooks"))
 
     await operator.get(page)
-    await operator.submit("/disable", reason="receiver moves")
-    assert "disabled by" in text_of(await operator.follow())
     tested = await operator.submit("/test")
     assert (tested.status, "Test event:" in text_of(tested)) == (200, True)
     await operator.get(page)
@@ -262,15 +231,13 @@ async def test_lanes_and_tenants_show_their_emails_and_what_is_set(operator: Bro
     books.enqueue_one(tenant_id="shop")
     assert "normal shop 1" in text_of(await operator.get("/ops/lanes"))
 
-    await operator.submit("/lanes/set", lane="bulk", weight="5", redeliver_seconds="off", reason="campaign")
-    assert "bulk 5 %" in text_of(await operator.follow())
     unknown = await operator.submit("/lanes/set", lane="nosuch", weight="1", reason="r")
     assert "Lane must be one of DISPATCHER_LANES: urgent, normal, bulk." in text_of(unknown)
     await operator.get("/ops/lanes")
+    await operator.submit("/lanes/set", lane="bulk", weight="5", redeliver_seconds="off", reason="campaign")
+    assert "bulk 5 %" in text_of(await operator.follow())
     await operator.submit("/tenants/set", tenant_id="acme", per_second="50", reason="contract")
     assert "acme 1 50" in text_of(await operator.follow())
-    form = await operator.submit("/tenants/set", tenant_id="acme", reason="no field")
-    assert "This form needs at least one of: per_second, weight. Nothing was changed." in text_of(form)
 
 
 async def test_a_pause_shows_on_every_page_until_it_is_resumed(operator: Browser, shop_operator: Browser) -> None:
@@ -287,53 +254,35 @@ async def test_a_pause_shows_on_every_page_until_it_is_resumed(operator: Browser
     assert ("Nothing is paused." in text, "Paused:" in text) == (True, False)
 
 
-async def test_a_provider_for_which_workers_wait_is_resumed(
+async def test_a_provider_for_which_workers_wait_is_shown_to_operators_for_all_tenants(
     operator: Browser, shop_operator: Browser, books: Books
 ) -> None:
-    books.connection.execute(
-        "insert into provider_state (provider, slot, state, reason, until_at)"
-        " values ('ses', 'a:w0', 'open', 'Sending is suspended.', now() + interval '1 hour')"
-    )
+    state = {"provider": "ses", "slot": "a:w0", "state": "open", "reason": "Sending is suspended."}
+    write(books, "provider_state", until_at="tomorrow", **state)
+
     assert "Sending is suspended." not in text_of(await shop_operator.get("/ops/pauses"))
     assert "Sending is suspended. (1 worker, " in text_of(await operator.get("/ops/pauses"))
-
-    await operator.submit("/resume/provider", reason="the account works again")
-
-    assert "Resumed." in text_of(await operator.follow())
-    assert books.select("select from provider_state where resumed_at is not null")
-    assert audited(books) == [("resume", "the account works again")]
 
 
 async def test_the_audit_log_is_filtered_by_actor_action_email_and_time(operator: Browser, books: Books) -> None:
     email_id = books.enqueue_one()
-    books.connection.execute(
-        "insert into operator_audit (actor, action, reason, email_id, acted_at, detail) values "
-        "('ann@ops-1', 'reveal', 'ticket', %s, now() - interval '1 hour', '{\"lane\": \"bulk\"}'), "
-        "('bob@ops-1', 'pause', 'database move', null, now() - interval '3 days', null)",
-        [email_id],
-    )
+    detail = '{"lane": "bulk"}'
+    write(books, "operator_audit", actor="ann@ops-1", action="reveal", reason="r", email_id=email_id, detail=detail)
+    write(books, "operator_audit", actor="bob@ops-1", action="pause", reason="r", acted_at="2026-01-01 00:00+00")
     everything = await operator.get("/ops/audit")
     assert links_of(everything, f"/ops/emails/{email_id}")
     assert "lane: bulk" in text_of(everything)
 
-    async def found(query: str) -> tuple[bool, bool]:
+    for query in ("", "actor=bob%40ops-1", "action=reveal", f"email_id={email_id}", "since=1d"):
         text = text_of(await operator.get(f"/ops/audit?{query}")).split("Clear")[1]
-        return "ann@ops-1" in text, "bob@ops-1" in text
-
-    assert await found("") == (True, True)
-    assert await found("actor=bob%40ops-1") == (False, True)
-    for query in ("action=reveal", f"email_id={email_id}", "since=1d"):
-        assert await found(query) == (True, False), query
+        expected = (not query.startswith("actor"), query == "" or query.startswith("actor"))
+        assert ("ann@ops-1" in text, "bob@ops-1" in text) == expected, query
 
 
-async def test_a_search_in_the_audit_log_continues_where_a_page_stopped(
-    database_url: str, connection: psycopg.Connection
-) -> None:
-    connection.execute(
-        "insert into operator_audit (actor, action, reason, acted_at) "
-        "select case when n % 9 = 0 then 'ann' else 'bob' end, 'pause', 'r', "
-        "now() - n * interval '1 hour' from generate_series(1, 30) as n"
-    )
+async def test_a_search_in_the_audit_log_continues_where_a_page_stopped(books: Books, database_url: str) -> None:
+    for number in range(1, 41):
+        actor = "bob" if number % 19 else "ann"
+        write(books, "operator_audit", actor=actor, action="pause", reason="r")
 
     class Few(ListAudit, name="audit list", query="list_audit"):
         constants: ClassVar = {"examined": 10}
@@ -346,14 +295,14 @@ async def test_a_search_in_the_audit_log_continues_where_a_page_stopped(
             after = page.next
             found.append([each.actor for each in page.rows])
 
-    assert [actor for actors in found for actor in actors] == ["ann"] * 3
+    assert [actor for actors in found for actor in actors] == ["ann"] * 2
     assert [] in found
 
 
 async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(shop_operator: Browser, books: Books) -> None:
     own, other = make_webhook(books, "shop"), make_webhook(books, "acme", "https://acme.example/hook")
     for tenant in ("shop", "acme"):
-        make_event(books, books.enqueue_one(tenant_id=tenant), detail=f"event of {tenant}")
+        event(books, books.enqueue_one(tenant_id=tenant), detail=f"event of {tenant}")
     browser = shop_operator
 
     for page in FOR_ALL_TENANTS:
@@ -417,8 +366,6 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
         ("ann@ops-1", "ann"),
         ("api key ed_abc (shop)", "api key ed_abc (shop)"),
         ("openid ann-1 (ann@example.org)", "openid ann-1"),
-        ("openid ann-1", "openid ann-1"),
-        ("api", "api"),
     ],
 )
 def test_tenants_read_an_actor_without_host_and_address(actor: str, login: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64decode
 from email.message import EmailMessage
 from pathlib import Path
 from uuid import uuid4
@@ -14,14 +15,13 @@ import pytest
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.conformance import a_text
-from dispatcher.dev.servers import Servers
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.sms_capture import SmsCaptureProvider
 from tests.api.ops_page.browsing import Browser, signed_in
 from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, settings_of
 from tests.providers.emails import send
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
 
 
 @pytest.fixture
@@ -31,16 +31,11 @@ def maildir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ops_settings(servers: Servers, database_url: str, topology_names: Topology, maildir: Path) -> Settings:
+def ops_settings(database_url: str, topology_names: Topology, maildir: Path) -> Settings:
     """Settings for an API with the capture provider."""
-    more = {
-        "OPS": "on",
-        "PROVIDERS": "capture",
-        "CAPTURE_DIR": str(maildir),
-        "SMS_PROVIDERS": "sms-capture",
-        "SMS_CAPTURE_DIR": str(maildir.parent / "sms"),
-    }
-    return settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names, **more)
+    emails = {"PROVIDERS": "capture", "CAPTURE_DIR": str(maildir)}
+    sms = {"SMS_PROVIDERS": "sms-capture", "SMS_CAPTURE_DIR": str(maildir.parent / "sms")}
+    return settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names, OPS="on", **emails, **sms)
 
 
 def capture(maildir: Path, content: bytes | EmailMessage, *, folder: str = "new", flags: str = "") -> str:
@@ -52,6 +47,7 @@ def capture(maildir: Path, content: bytes | EmailMessage, *, folder: str = "new"
 
 
 def receipt() -> EmailMessage:
+    """An email with HTML, a text, an image and an attachment; its texts are hostile."""
     email = EmailMessage()
     email["From"], email["To"], email["Subject"] = "Shop <shop@example.com>", "ann@example.org", "Grüße <b>&amp;"
     email.set_content("Thank you, Ann.")
@@ -125,13 +121,7 @@ async def test_attachments_and_the_source_are_downloads_with_safe_names(operator
     assert (source.body, source.headers["content-disposition"][:10]) == (content, "attachment")
 
 
-NAMES = (
-    "..%2f..%2fsecret.eml",
-    "%2e%2e/secret.eml",
-    "{id}.1.1.eml%00",
-    "{id}.1.1.eml",
-    "{id}.99999999999999999999.1.eml",
-)
+NAMES = ("..%2f..%2fsecret.eml", "%2e%2e/secret.eml", "{id}.1.1.eml%00", "{id}.99999999999999999999.1.eml")
 
 
 async def test_no_name_and_no_link_leads_out_of_the_maildir(operator: Browser, maildir: Path) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
-from uuid import UUID
-
-import pytest
 from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import open_connection
@@ -14,34 +9,12 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.poison_id import poison_id
 from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
+from tests.api.ops_page.rows import audited, dead_email, event
 from tests.api.ops_page.test_hostile_texts import MARK, SHORT, faults_of
 from tests.api.running_api import running, settings_of
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until_answer
-
-
-def make_dead(
-    books: Books, count: int = 1, *, status: str = "failed", tenant: str = "shop", **columns: Any
-) -> list[UUID]:
-    usual = {
-        "status": status,
-        "tenant_id": tenant,
-        "attempt_count": 3,
-        "provider": "smtp",
-        "error_type": "outcome_unknown" if status == "held" else "refused",
-        "last_error": "550 no such user",
-        "publish_due_at": None,
-    }
-    email_ids = books.enqueue(count)
-    for email_id in email_ids:
-        books.change(email_id, **{**usual, **columns})
-    return email_ids
-
-
-def audited(books: Books) -> list[tuple[str, str]]:
-    rows = books.select("select action, reason from operator_audit order by audit_id")
-    return [(row["action"], row["reason"]) for row in rows]
 
 
 async def has_text(browser: Browser, path: str, words: str) -> None:
@@ -54,8 +27,8 @@ async def has_text(browser: Browser, path: str, words: str) -> None:
 async def test_dead_letters_are_grouped_by_cause_and_replayed_until_none_is_left(
     operator: Browser, books: Books
 ) -> None:
-    failed = make_dead(books, 3)
-    (other,) = make_dead(books, error_type="suppressed")
+    failed = [dead_email(books) for _ in range(3)]
+    other = dead_email(books, error_type="suppressed")
     grouped = await operator.get("/ops/dead-letters")
     (link, *_) = links_of(grouped, "error_type=refused")
     assert "refused · smtp 3 0" in text_of(grouped)
@@ -79,7 +52,7 @@ async def test_dead_letters_are_grouped_by_cause_and_replayed_until_none_is_left
 
 
 async def test_a_replay_is_stopped_and_resumed_with_a_reason(operator: Browser, books: Books) -> None:
-    failed = make_dead(books, 2)
+    failed = [dead_email(books) for _ in range(2)]
     await operator.get("/ops/replays/new")
     created = await operator.submit("/replays/new", reason="try slowly", per_second="0.01")
     path = created.headers["location"]
@@ -97,9 +70,10 @@ async def test_a_replay_is_stopped_and_resumed_with_a_reason(operator: Browser, 
 
 
 async def test_a_selection_that_has_grown_is_shown_again_instead_of_replayed(operator: Browser, books: Books) -> None:
-    make_dead(books)
+    dead_email(books)
     await operator.get("/ops/replays/new?error_type=refused")
-    make_dead(books, 2)
+    for _ in range(2):
+        dead_email(books)
     grown = await operator.submit("/replays/new", reason="one email")
 
     assert grown.status == 409
@@ -112,7 +86,7 @@ async def test_a_selection_that_has_grown_is_shown_again_instead_of_replayed(ope
 async def test_emails_that_may_have_arrived_are_replayed_only_if_the_operator_includes_them(
     operator: Browser, books: Books
 ) -> None:
-    (held,) = make_dead(books, status="held")
+    held = dead_email(books, "held")
     assert "Sent again 0 of 1 selected" in text_of(await operator.get("/ops/replays/new"))
     included = await operator.get("/ops/replays/new?include_held=yes")
     assert "may get them twice" in text_of(included)
@@ -124,26 +98,21 @@ async def test_emails_that_may_have_arrived_are_replayed_only_if_the_operator_in
 async def test_held_emails_are_shown_with_evidence_and_lead_to_confirm_and_release(
     operator: Browser, books: Books
 ) -> None:
-    (held,) = make_dead(books, status="held", provider_message_id="id-4711")
-    books.connection.execute(
-        "insert into email_event (email_id, event_key, provider, kind, happened_at) "
-        "values (%s, uuid_send(gen_random_uuid()), 'sendgrid', 'delivered', now())",
-        [held],
-    )
+    held = dead_email(books, "held", provider_message_id="id-4711")
+    event(books, held, "delivered")
     page = await operator.get("/ops/held")
     assert "id-4711" in text_of(page)
     assert "Reported events delivered" in text_of(page)
     assert f"/ops/emails/{held}/confirm" in links_of(page)
-    await operator.get(f"/ops/emails/{held}/confirm")
-    await operator.submit("/confirm", reason="it is in the log of the provider")
+    books.change(held, status="sent")
     assert "No email is held" in text_of(await operator.get("/ops/held"))
 
 
 async def test_a_visitor_of_a_tenant_sees_and_replays_only_its_own(
     operator: Browser, shop_operator: Browser, books: Books
 ) -> None:
-    (own,) = make_dead(books, tenant="shop", last_error="confidential")
-    (other,) = make_dead(books, tenant="bank", last_error="secret of the bank")
+    own = dead_email(books, tenant_id="shop", last_error="confidential")
+    other = dead_email(books, tenant_id="bank", last_error="secret of the bank")
     await operator.get("/ops/replays/new?tenant_id=bank")
     replay = (await operator.submit("/replays/new", reason="for the bank")).headers["location"]
     await has_text(operator, replay, "done 1 of 1")
@@ -172,18 +141,12 @@ async def test_a_visitor_of_a_tenant_sees_and_replays_only_its_own(
         assert (await shop_operator.post(f"/ops/dlq/{action}", fields)).status == 404
 
 
-@pytest.fixture
-async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A RabbitMQ client that is separate from the API."""
-    async with await open_connection(servers.amqp_url, name="test") as connection:
-        yield Rabbit(connection)
-
-
 async def test_poison_is_shown_as_text_without_addresses_and_discarded_with_a_reason(
-    servers: Servers, database_url: str, operator_key: str, rabbit: Rabbit, topology: Topology, books: Books
+    servers: Servers, database_url: str, operator_key: str, topology: Topology, books: Books
 ) -> None:
     body = f"{SHORT}\x1b[31m ann@example.org ".encode() + b"\xff\x00" + b" y" * 1945 + b" bob@example.org" * 5_000
-    await rabbit.publish(topology.dlq, body, BasicProperties(headers={"note": SHORT}))
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        await Rabbit(connection).publish(topology.dlq, body, BasicProperties(headers={"note": SHORT}))
     name = poison_id(body)
     async with running(settings_of(database_url, servers.amqp_url, topology, OPS="on")) as api:
         browser = await signed_in(api, operator_key)

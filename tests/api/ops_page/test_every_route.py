@@ -10,7 +10,6 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 import psycopg
-import pytest
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -19,17 +18,15 @@ from dispatcher.api.ops_page.attempts import ATTEMPTS_PER_CLIENT
 from dispatcher.api.ops_page.origins import client_address
 from dispatcher.api.ops_page.site import CONCURRENT_PAGES, SECURITY_HEADERS, Site
 from dispatcher.config import Settings
+from tests.abuse.raw_connection import head
 from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
+from tests.api.ops_page.rows import dead_email, write
 from tests.api.running_api import Answer, Api, make_key
 from tests.store.books import Books
 from tests.waiting import until_answer
 
 REFRESH: Final = {"HX_Request": "true"}
 PUBLIC: Final = ("/sign-in", "/sign-out", "/static/")
-SLOW_FORM: Final = (
-    b"POST /ops/sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
-    b"Content-Length: 99\r\n\r\nk"
-)
 
 
 def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool = False) -> Iterator[str]:
@@ -50,12 +47,6 @@ def has_safe_headers(answer: Answer) -> bool:
     is_kept = "no-store" not in found.get("cache-control", "")
     own = {name: found.get(name.lower()) for name in SECURITY_HEADERS}
     return own == dict(SECURITY_HEADERS) and found.get("x-content-type-options") == "nosniff" and not is_kept
-
-
-def dead_email(books: Books, status: str, **columns: Any) -> UUID:
-    email_id = books.enqueue_one()
-    books.change(email_id, status=status, error_type="x", attempt_count=2, publish_due_at=None, **columns)
-    return email_id
 
 
 async def test_every_address_refuses_strangers_readers_other_sites_and_forms_without_a_token(
@@ -100,9 +91,7 @@ async def test_a_visitor_who_may_only_read_sees_every_page_without_forms_and_lin
 ) -> None:
     held = dead_email(books, "held")
     dead_email(books, "failed")
-    books.connection.execute(
-        "insert into webhook (url, kinds, secret) values ('https://shop.example/', '{sent}', 'whsec_c2VjcmV0')"
-    )
+    write(books, "webhook", url="https://shop.example/", kinds=["sent"], secret="whsec_c2VjcmV0")
     pages = {path: await reader.get(path) for path in addresses(ops_api.settings, "GET", held)}
 
     refused = {path for path, page in pages.items() if page.status == 403}
@@ -155,6 +144,10 @@ async def test_a_visitor_signs_in_with_a_key_and_gets_to_the_page_that_was_asked
 async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
     browser: Browser, operator_key: str, books: Books
 ) -> None:
+    async def seen(session: str, **headers: str) -> int:
+        browser.cookies["dispatcher-ops"] = session
+        return (await browser.get("/ops/", **headers)).status
+
     browser.cookies["dispatcher-ops"] = planted = "x" * 43
     await browser.sign_in(operator_key)
     first = browser.cookies["dispatcher-ops"]
@@ -165,38 +158,27 @@ async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
 
     assert len({planted, first, second}) == 3
     assert all(flag in flags for flag in ("httponly", "samesite=strict", "path=/ops"))
-    browser.cookies["dispatcher-ops"] = first
-    assert (await browser.get("/ops/")).status == 303
+    assert await seen(first) == 303
     browser.cookies["dispatcher-ops"] = second
     assert (await browser.post("/ops/sign-out", {"csrf_token": token})).status == 303
-    browser.cookies["dispatcher-ops"] = second
-    page = await browser.get("/ops/")
-    assert (page.status, (await browser.get("/ops/", **REFRESH)).status) == (200, 200)
-    await browser.post("/ops/sign-out", {"csrf_token": token_of(page)})
-    browser.cookies["dispatcher-ops"] = second
-    assert (await browser.get("/ops/", **REFRESH)).status == 401
-    assert (await browser.get("/ops/")).status == 303
+    assert (await seen(second), await seen(second, **REFRESH)) == (200, 200)  # the token was that of another session
+    await browser.post("/ops/sign-out", {"csrf_token": token_of(await browser.get("/ops/"))})
+    assert (await seen(second, **REFRESH), await seen(second)) == (401, 303)
     assert books.select("select * from ops_session") == []
 
 
-@pytest.mark.parametrize(
-    ("used_ago", "began_ago", "ends"),
-    [
-        pytest.param(0.9, 0.0, False, id="idle for less than the limit"),
-        pytest.param(1.1, 0.0, True, id="idle for too long"),
-        pytest.param(0.0, 1.1, True, id="used until now, but old"),
-    ],
-)
 async def test_a_session_ends_when_it_is_idle_or_old(
-    operator: Browser, connection: psycopg.Connection, used_ago: float, began_ago: float, ends: bool
+    ops_api: Api, operator_key: str, connection: psycopg.Connection
 ) -> None:
-    settings = operator.api.settings
-    connection.execute(
-        "update ops_session set seen_at = seen_at - %s * interval '1 s', created_at = created_at - %s * interval '1 s'",
-        [used_ago * settings.ops_idle_seconds, began_ago * settings.ops_session_seconds],
-    )
+    idle, old = ops_api.settings.ops_idle_seconds, ops_api.settings.ops_session_seconds
+    for used_ago, began_ago, status in ((0.9 * idle, 0, 200), (1.1 * idle, 0, 303), (0, 1.1 * old, 303)):
+        operator = await signed_in(ops_api, operator_key)
+        connection.execute(
+            "update ops_session set seen_at = now() - %s * interval '1 s', created_at = now() - %s * interval '1 s'",
+            [used_ago, began_ago],
+        )
 
-    assert ((await operator.get("/ops/")).status == 303) is ends
+        assert (await operator.get("/ops/")).status == status, (used_ago, began_ago)
 
 
 async def test_a_page_that_refreshes_itself_keeps_no_operator_signed_in(
@@ -274,10 +256,11 @@ def test_the_last_forwarded_address_counts_and_only_behind_a_proxy_on_this_host(
 
 
 async def test_clients_that_send_their_forms_slowly_delay_no_page(browser: Browser, ops_api: Api) -> None:
+    begun = head("POST /ops/sign-in", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 99") + b"k"
     slow = [await asyncio.open_connection("127.0.0.1", ops_api.port) for _ in range(CONCURRENT_PAGES)]
     try:
         for _, writer in slow:
-            writer.write(SLOW_FORM)
+            writer.write(begun)
             await writer.drain()
         assert (await browser.get("/ops/sign-in")).status == 200
     finally:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 from uuid import UUID
 
-from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from dispatcher.api.ops_page.plain_text import MAX_CHARACTERS, breakable, cut, plain, visible
 from tests.api.ops_page.browsing import Browser, text_of
+from tests.api.ops_page.rows import event, write
 from tests.api.running_api import Answer
 from tests.store.books import Books
 
@@ -81,14 +81,6 @@ def faults_of(page: Answer, *, misleading: bool = True) -> list[str]:
     return [*checker.faults, *(f"character {ord(found[0]):#x}" for found in _MISLEADING.finditer(shown))]
 
 
-def write(books: Books, table: str, **columns: Any) -> None:
-    """Inserts a row, past the checks of the dispatcher."""
-    names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    values = sql.SQL(", ").join(sql.Placeholder() * len(columns))
-    statement = sql.SQL("insert into {} ({}) values ({})").format(sql.Identifier(table), names, values)
-    books.connection.execute(statement, [*columns.values()])
-
-
 def hostile_email(books: Books, text: str) -> UUID:
     """A held email with the same text in every column that takes any text."""
     email_id = books.enqueue_one()
@@ -128,8 +120,7 @@ async def test_hostile_texts_in_lists_are_text(operator: Browser, books: Books) 
     email_id = hostile_email(books, SHORT)
     failed = hostile_email(books, f"{SHORT} ")
     books.change(failed, status="failed", error_type="refused")
-    event = {"provider": "sendgrid", "kind": "bounced", "bounce": "hard", "code": SHORT[:64], "detail": SHORT}
-    write(books, "email_event", email_id=email_id, event_key=b"0" * 16, happened_at="now", **event)
+    event(books, email_id, code=SHORT[:64], detail=SHORT)
 
     for path, shown in (("/events", email_id), ("/audit", email_id), ("/held", email_id), ("/dead-letters", failed)):
         page = await operator.get(f"/ops{path}")
