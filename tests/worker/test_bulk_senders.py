@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from dispatcher.providers.contract import Provider
 from dispatcher.providers.ses.responses import BY_ENTRY
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import LeaseExpired
-from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, Sending, an_email
 from tests.providers.sendgrid_place import SendGridPlace
 from tests.providers.ses_place import SesPlace, ses_place
@@ -39,14 +37,14 @@ def templated(number: int, **changes: Any) -> OutgoingEmail:
     return an_email(**{"subject": "", "text": None, **usual, **changes})
 
 
-@dataclass
 class BulkSend(Sending):
-    """The result of one email's attempt. `refusal`: what `mark_on_wire` raises; `fault`: what the adapter raised."""
+    """One email's attempt. `refusal`: what `mark_on_wire` raises; `fault`: what the adapter raised."""
 
-    email: OutgoingEmail = field(kw_only=True)
-    refusal: Exception | None = None
-    fault: Exception | None = None
-    attempt: FakeAttempt = field(init=False)
+    def __init__(self, email: OutgoingEmail, deadline: float) -> None:
+        super().__init__(deadline)
+        self.email = email
+        self.refusal: Exception | None = None
+        self.fault: Exception | None = None
 
     @property
     def kind(self) -> Kind:
@@ -58,11 +56,9 @@ class BulkSend(Sending):
         super().mark_on_wire()
         assert self.left == 1, "`mark_on_wire` was called twice"
 
-    async def send(self, provider: Provider, seconds: float) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        self.attempt = FakeAttempt(1, deadline, self.mark_on_wire, mark_not_sent=self.mark_not_sent)
+    async def send(self, provider: Provider) -> None:
         try:
-            self.outcome = await provider.send(self.email, self.attempt)
+            self.outcome = await provider.send(self.email, self)
         except (ProviderFault, LeaseExpired) as fault:
             self.fault = fault
 
@@ -78,10 +74,11 @@ async def send_all(
     """Sends all emails at the same moment; returns when each email has an outcome. Asserts that each accepted email
     arrived once, and no refused email arrived. `refused_at`: the position of an email whose lease has expired."""
     provider = BulkSender(place.provider, most_emails)
-    sends = [BulkSend(email=email) for email in emails]
+    deadline = asyncio.get_running_loop().time() + seconds
+    sends = [BulkSend(email, deadline) for email in emails]
     if refused_at is not None:
         sends[refused_at].refusal = LeaseExpired()
-    await asyncio.gather(*(each.send(provider, seconds) for each in sends))
+    await asyncio.gather(*(each.send(provider) for each in sends))
     arrived = place.times()
     for each in sends:
         if not isinstance(each.outcome, Uncertain):
@@ -223,7 +220,7 @@ async def test_a_refusal_for_now_defers_all_and_one_reports_it(
     sends = await send_all(place, 100, some(100))
 
     assert (kinds(sends), calls(place)) == ({(Deferred, reason)}, 1)
-    assert [each.attempt.is_already_counted for each in sends] == [False, *[True] * 99]
+    assert [each.is_already_counted for each in sends] == [False, *[True] * 99]
 
 
 async def test_a_text_about_the_whole_call_repeats_no_email_content(place: SendGridPlace) -> None:
@@ -252,7 +249,7 @@ async def test_a_failed_connection_is_a_definite_refusal_for_all_emails(place: S
 
     assert kinds(sends) == {(Deferred, Reason.CONNECTION_FAILED)}
     assert not any(each.left for each in sends)
-    assert sum(not each.attempt.is_already_counted for each in sends) == 1
+    assert sum(not each.is_already_counted for each in sends) == 1
 
 
 async def test_a_call_to_ses_has_at_most_fifty_emails_and_recipients(ses: SesPlace) -> None:
@@ -287,7 +284,7 @@ async def test_each_ses_entrys_status_is_the_outcome_of_its_email(ses: SesPlace)
     assert [each.kind for each in sends] == [entries.get(number, ("", SENT))[1] for number in range(20)]
     assert sum(ses.times().values()) == 20 - len(entries)
     # Two entries of one call were throttled. The breaker counts them as one failure.
-    assert [n for n, each in enumerate(sends) if each.attempt.is_already_counted] == [15]
+    assert [n for n, each in enumerate(sends) if each.is_already_counted] == [15]
     model = botocore.session.Session().get_service_model("sesv2")
     assert {"SUCCESS", *BY_ENTRY} == set(model.shape_for("BulkEmailStatus").enum)
 

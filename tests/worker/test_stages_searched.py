@@ -295,7 +295,7 @@ def test_no_random_run_loses_an_email_or_sends_it_twice_and_the_common_rows_are_
     assert [row for row in SOON_FOUND if not fails_without(row, found[row], monkeypatch)] == []
 
 
-@pytest.mark.slow  # six minutes of one core
+@pytest.mark.slow  # three minutes of one core
 def test_no_random_run_of_a_long_search_does_either_and_every_row_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = search(5_000, monkeypatch)
 
