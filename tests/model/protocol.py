@@ -544,7 +544,9 @@ def _time(state: State, rules: Rules) -> Iterator[Change]:
         yield Change("relay: wakes the email", _row_is(state, status=Status.PENDING, due=True), Transition.WAKE)
     is_in_doubt = row.in_doubt and rules.doubt_stops_changes
     is_unsent = row.status in rules.reschedule_takes and not row.proven and not is_in_doubt
-    if Fault.RESCHEDULE in rules.faults and is_unsent:
+    # A second message of the email is a second fault for a promotion that loses commits.
+    has_one_message = Fault.PROMOTION not in rules.faults or state.promoted or not _messages(state)
+    if Fault.RESCHEDULE in rules.faults and is_unsent and has_one_message:
         after = _row_is(state, status=Status.WAITING, owner=NOBODY, expired=False, due=False, in_doubt=False)
         yield Change("the email is rescheduled", after, Transition.RESCHEDULE, fault=Fault.RESCHEDULE)
     if Fault.EXPIRY in rules.faults and not row.is_over and row.status is not Status.SENT:
