@@ -37,7 +37,7 @@ _LOCATION: Final = {
     "Location": {"schema": {"type": "string"}, "description": "The path of what was created.", "required": True}
 }
 _WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
-_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,20})?")
 
 
 @dataclass(frozen=True, slots=True)
