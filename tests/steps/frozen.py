@@ -20,7 +20,7 @@ from typing import Final
 from uuid import UUID
 
 from tests.acceptance.harness import Host, stop
-from tests.steps.kill_points import KillPlan
+from tests.steps.kill_points import WORKER_STEPS, KillPlan
 from tests.steps.proof import SETTINGS, Proof, is_fed, run_command, start
 from tests.supervisor.program import eventually
 
@@ -67,12 +67,16 @@ def freeze(host: Host, freezes: int, seed: int) -> Proof:
     enqueued: set[UUID] = set()
     numbers = itertools.count()
     waker = Waker(kill_plan, random.Random(seed))
-    eventually(
-        lambda: is_fed(host, enqueued, numbers) and waker.look() and waker.woken >= freezes,
-        lambda: f"{freezes} freezes ({waker.woken} so far)",
-        seconds=freezes * SECONDS_PER_FREEZE,
-    )
-    eventually(lambda: host.count_unfinished() == 0, "the end of all emails")
+
+    def are_frozen() -> bool:
+        """Whether workers had all their freezes, and all processes are awake. A relay freezes only if leases expire."""
+        workers = sum(kill.step in WORKER_STEPS for kill in kill_plan.kills())
+        is_awake = waker.look() and waker.woken == len(kill_plan.kills())
+        return is_fed(host, enqueued, numbers) and is_awake and workers == freezes - relays
+
+    seconds = freezes * SECONDS_PER_FREEZE
+    eventually(are_frozen, lambda: f"{freezes} freezes ({waker.woken} so far)", seconds=seconds)
+    eventually(lambda: waker.look() and host.count_unfinished() == 0, "the end of all emails")
     stop(run)
     proof = Proof(kill_plan.kills(), host.books(enqueued), enqueued, time.monotonic() - began_at)
     # A dead letter may remain if later evidence proved that a held email was sent.
