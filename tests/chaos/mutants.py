@@ -90,9 +90,9 @@ def _with_early_ack() -> None:
     async def early(self: Any, batch: Any) -> None:
         for ended in batch:
             if ended.email.ledger_slot is not None:
-                self._ledger.clear(ended.email.ledger_slot)
+                self.ledger.clear(ended.email.ledger_slot)
                 ended.email.ledger_slot = None
-        self._broker.ack([ended.email.delivery for ended in batch])
+        self.broker.ack([ended.email.delivery for ended in batch])
         await record(self, batch)
 
     RecordStage._record = early  # type: ignore[method-assign]
