@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import orjson
+import setproctitle
 
 CHECKOUT: Final = Path(__file__).parents[1]
 _EXECUTED: Final = ("LD_", "PYTHON", "FAKETIME", "DISPATCHER_DATABASE_SCHEMA", "TZ")
 """Beginnings of the variables that are read before our code, or when it is imported."""
-_PATCHING: Final = ("tests.chaos.mutants",)
-"""Modules that change the product before its other modules are imported."""
 _LEFT_OUT: Final = ("dispatcher.providers.", "dispatcher.dev.")
 _LIBRARIES: Final = ("boto3", "botocore.session", "pyreqwest.client", "sendgrid")
 _PR_SET_PDEATHSIG: Final = 1
@@ -53,7 +52,7 @@ class Process(Protocol):
 def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: int, stderr: int) -> Process:
     """Start a program in its own session and in the checkout, without input."""
     is_module = argv[0] == sys.executable and argv[1] == "-m"
-    if is_module and argv[2] not in _PATCHING and not any(name.startswith(_EXECUTED) for name in env):
+    if is_module and not any(name.startswith(_EXECUTED) for name in env):
         return _forker().fork(argv[2:], env, stdout, stderr)
     return subprocess.Popen(
         list(argv),
@@ -140,6 +139,8 @@ def _preload() -> None:
             importlib.import_module(found.name)
     for name in _LIBRARIES:
         importlib.import_module(name)
+    # This finds the memory of the title, which needs the environment of the start. Storms find a worker by its title.
+    setproctitle.getproctitle()
 
 
 def _serve(requests: socket.socket) -> _Request | None:

@@ -89,8 +89,8 @@ class RecordStage:
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self.inbox.add, ended)
 
     async def _record_with_retries(self, part: Sequence[EndedAttempt], aside: set[UUID]) -> None:
-        """Records results until PostgreSQL answers. Queues those of locked rows for later, and adds them to `aside`;
-        does not record results that are there. Raises StatementRefused."""
+        """Records results, except those of the emails in `aside`, and retries until PostgreSQL answers. Queues the
+        results of locked rows for later, and adds their emails to `aside`. Raises StatementRefused."""
         batch, is_busy = [ended for ended in part if ended.email.email_id not in aside], False
         if not batch:
             return

@@ -179,11 +179,11 @@ def test_a_count_that_need_not_be_exact_stops_early() -> None:
 
 async def test_a_body_that_is_too_large_is_refused_without_being_read(settings: Settings) -> None:
     async with running(replace(settings, api_max_body_bytes=10_000)) as api:
-        told = await provoke(api.port, [request("Content-Length: 10000000000")])
+        announced = await provoke(api.port, [request("Content-Length: 10000000000")])
         chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"
         streamed = await provoke(api.port, [request("Transfer-Encoding: chunked"), *[chunk] * 5])
 
-    assert told == streamed == "413 body-too-large + end"
+    assert announced == streamed == "413 body-too-large + end"
 
 
 async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_response(api: Api) -> None:
@@ -357,8 +357,8 @@ def test_the_request_of_a_connection_that_is_reset_before_it_is_accepted_is_not_
 async def test_the_limit_of_a_head_is_exact_although_the_head_arrives_at_once(api: Api) -> None:
     before = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Filler: "
 
-    for octets, told in ((MAX_HEAD_BYTES, "200"), (MAX_HEAD_BYTES + 1, "431 headers-too-large")):
-        assert await exchange(api.port, [before + b"x" * (octets - len(before) - 4) + b"\r\n\r\n"]) == told
+    for octets, answer in ((MAX_HEAD_BYTES, "200"), (MAX_HEAD_BYTES + 1, "431 headers-too-large")):
+        assert await exchange(api.port, [before + b"x" * (octets - len(before) - 4) + b"\r\n\r\n"]) == answer
 
 
 async def test_a_body_in_thousands_of_tiny_chunks_is_refused(api: Api) -> None:

@@ -145,8 +145,7 @@ def test_the_parent_is_alone_without_sockets_and_its_workers_send(
 ) -> None:
     enqueue(connection, Email(message_key="k", sender="a@example.com", to="b@example.org", text="x"))
 
-    # With such a variable, the program is not forked from one that has a title already.
-    run = start(prepared.having(PYTHONUTF8="1"), "run", "--workers", "1")
+    run = start(prepared, "run", "--workers", "1")
     sent = run.await_events("email.attempted")
     title = Path(f"/proc/{run.pid}/cmdline").read_bytes()
     threads = list(Path(f"/proc/{run.pid}/task").iterdir())

@@ -104,10 +104,10 @@ async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour
     await sink.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", sink.port)
     async with asyncio.timeout(20):
-        for words, awaited in dialogue:
+        for words, reply_end in dialogue:
             writer.write(words)
-            if awaited is not None:
-                await (reader.readuntil(awaited) if awaited else reader.read())
+            if reply_end is not None:
+                await (reader.readuntil(reply_end) if reply_end else reader.read())
         writer.close()
     await until(lambda: not sink.sessions)
     await sink.close()
