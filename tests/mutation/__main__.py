@@ -209,6 +209,8 @@ class _Bench:
                 shutil.copytree(entry, folder / entry.name, symlinks=True)
             elif entry.is_file():
                 shutil.copy2(entry, folder)
+        # Otherwise the installation finds the package dispatcher.sql, in the checkout.
+        (folder / "dispatcher/sql").symlink_to("../sql")
 
     def judge(self, fault: Fault, servers: str) -> Verdict:
         began_at = time.monotonic()
