@@ -10,14 +10,17 @@ from typing import Any
 import psycopg
 import pytest
 
+from dispatcher.domain.outcome import Deferred, Reason
 from dispatcher.domain.turns import LaneWeights
 from dispatcher.errors import StoreUnavailable
 from dispatcher.routing.breaker import CircuitBreaker
+from dispatcher.routing.evidence import Blame
 from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import BURST_SECONDS, CHUNK_SECONDS, RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.providers import ProviderStore
+from tests.providers.emails import an_email
 from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until
 from tests.worker.scripted import ScriptedProvider
@@ -130,6 +133,23 @@ async def test_the_rate_is_halved_when_the_pause_is_over_and_not_before(pool: Po
 
     climbed = (database_clock(books) - began) * CEILING / 20
     assert CEILING / 2 <= value_of(books, "per_second") <= CEILING / 2 + climbed
+
+
+@pytest.mark.parametrize(("reason", "is_slower"), [(Reason.THROTTLED, True), (Reason.SERVER_ERROR, False)])
+async def test_only_throttling_slows_the_provider_down(
+    pool: Pool, books: Books, reason: Reason, is_slower: bool
+) -> None:
+    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
+    breaker = CircuitBreaker(lambda: 0.0, lambda *_: None)
+    await limit.take()
+
+    refusal = Deferred(reason, retry_after=3600.0)
+    assert (
+        Route(ScriptedProvider(), breaker, limit).record_outcome(refusal, breaker.begin(), an_email()) is Blame.PROVIDER
+    )
+    await limit.take()
+
+    assert (value_of(books, "per_second") < CEILING) is is_slower
 
 
 async def test_cancelling_a_wait_for_a_token_does_not_affect_the_next(pool: Pool) -> None:
