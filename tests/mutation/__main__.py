@@ -75,8 +75,7 @@ class Verdict:
 @click.option("--room", "rooms", type=click.Choice(list(ROOMS)), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--faults", is_flag=True, help="Plant the named faults instead of a sample.")
 @click.option("--jobs", type=click.IntRange(1, 16), default=os.cpu_count() or 1, help="At the same time.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each fault.")
-def main(*, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, jobs: int, as_json: bool) -> None:
+def main(*, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, jobs: int) -> None:
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     data_file = _known_tests()
     tests_by_line = TestsByLine(CHECKOUT, data_file)
@@ -97,8 +96,6 @@ def main(*, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, j
                 f" {verdict.seconds:5.0f} s  {verdict.tests:4} tests  {verdict.fault}  {verdict.noticed_by}",
                 err=True,
             )
-            if as_json:
-                click.echo(json.dumps(asdict(verdict)))
     noticed = sum(bool(verdict.noticed_by) for verdict in verdicts)
     click.echo(f"{noticed} of {len(verdicts)} noticed ({100 * noticed / len(verdicts):.0f} %)")
     for verdict in verdicts:
