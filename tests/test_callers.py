@@ -116,16 +116,6 @@ async def test_commit_and_rollback_of_sqlalchemys_async_session_decide_too(
     assert keys(books) == ["kept"]
 
 
-def test_rolling_back_a_savepoint_of_sqlalchemy_removes_its_email(engine: sqlalchemy.Engine, books: Books) -> None:
-    with Session(engine) as session, session.begin():
-        enqueue(session, email("kept"))
-        with session.begin_nested() as savepoint:
-            enqueue(session, email("undone"))
-            savepoint.rollback()
-
-    assert keys(books) == ["kept"]
-
-
 def end_session(url: str, session: int) -> None:
     """Terminate the session, as a restart of PostgreSQL would."""
     with psycopg.connect(url, autocommit=True) as administrator:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from dispatcher.cli.demo import explain
 from dispatcher.dev.demo_run import Kill, Report
 from dispatcher.dev.servers import Servers
 from tests.cli.commandline import PROGRAM, CommandLine
@@ -111,13 +109,3 @@ def test_the_demos_json_has_every_field_that_scripts_rely_on() -> None:
     assert document.keys() >= set(fields.split())
     assert document["emails"] == document["sent"] + document["failed"] + document["held"]
     assert (document["emails_per_second"], document["balances"]) == (500, True)
-
-
-def test_the_demos_text_names_each_difference_and_explains_held_only_if_an_email_is_held() -> None:
-    different = replace(REPORT, differences=("1 not finished: x", "nothing moved"))
-
-    assert not different.balances
-    assert "- 1 not finished: x - nothing moved" in " ".join(explain(different).split())
-    assert "The counts match" in explain(REPORT)
-    assert "6 of 7 had arrived" in " ".join(explain(REPORT).split())
-    assert "Held:" not in explain(replace(REPORT, held=0))

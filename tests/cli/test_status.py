@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 
@@ -14,14 +13,11 @@ import psycopg
 import pytest
 
 from dispatcher.broker.topology import Topology
-from dispatcher.cli.status import fetch_unready, take_snapshot
-from dispatcher.cli.status_page import table
-from dispatcher.config import load
+from dispatcher.cli.status import fetch_unready
 from dispatcher.config.values import Listener
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.host.web_server import WebResponse, WebServer
-from dispatcher.store.old_transactions import OldTransaction
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.store.books import Books
 from tests.store.pausing import pause
@@ -56,17 +52,6 @@ def test_json_and_table_have_every_status_and_queue(prepared: CommandLine, table
     ]
     tables.connection.execute("update email_log set created_at = clock_timestamp() + interval '3 hours'")
     assert "3.0 h ahead of PostgreSQL's clock" in prepared("status").stdout
-
-
-def test_what_keeps_old_row_versions_is_named_with_a_remedy(settled: CommandLine) -> None:
-    old = OldTransaction("session", "4711", "app", "psql", datetime(2026, 1, 2, tzinfo=UTC), 12_000)
-    snapshot = replace(take_snapshot(load(settled.whole_environment)), old_transaction=old)
-
-    (line,) = [line for line in table(snapshot, coloured=False) if "old row versions" in line]
-
-    assert "because of the session 4711 (user app, application psql, open since 2026-01-02 00:00:00 UTC" in line
-    assert "select pg_terminate_backend(4711)" in line
-    assert snapshot.to_json()["old_transaction"]["name"] == "4711"
 
 
 def test_undecided_emails_are_counted_in_the_week_before_they_expire(prepared: CommandLine, tables: Books) -> None:
@@ -197,17 +182,6 @@ def test_watch_prints_a_line_per_refresh_until_the_reader_closes_the_pipe(settle
     assert (code, words) == (0, b"")
 
 
-def test_ctrl_c_ends_watch_without_a_stack_trace_also_during_an_outage(settled: CommandLine) -> None:
-    with settled.having(DISPATCHER_DATABASE_URL=AWAY).started("status", "--watch", "0.1") as process:
-        assert process.stderr is not None
-        lines = [process.stderr.readline() for _ in range(2)]
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
-
-    assert all(line.startswith(b"PostgreSQL is not available") for line in lines)
-    assert (process.returncode, b"Traceback" in stderr) == (130, False)
-
-
 def test_watch_redraws_the_terminal_and_restores_the_cursor(settled: CommandLine) -> None:
     ended = settled.on_terminal(
         *("status", "--watch", "0.1"),
@@ -285,8 +259,3 @@ async def unready_of(body: bytes) -> str | None:
 )
 async def test_the_reason_why_a_host_is_not_ready_has_no_control_characters(body: bytes, unready: str | None) -> None:
     assert await unready_of(body) == unready
-
-
-async def test_without_a_listener_no_host_is_said_to_be_unready() -> None:
-    assert await fetch_unready(Listener("", 0)) is None
-    assert await fetch_unready(Listener("127.0.0.1", 1)) is None
