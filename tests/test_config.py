@@ -263,12 +263,6 @@ class TestSecrets:
         path.write_text(f"{DATABASE}\n")
         return path
 
-    def test_a_secret_is_read_from_a_file(self, file: Path) -> None:
-        settings, origins, mistakes = examine({"DISPATCHER_DATABASE_URL_FILE": str(file)}, needs=["database_url"])
-
-        assert (settings.database_url, mistakes) == (DATABASE, ())
-        assert origins["DISPATCHER_DATABASE_URL"].source == "file"
-
     @pytest.mark.parametrize("variable", [each.variable for each in every_setting() if each.secret])
     def test_every_secret_may_be_in_a_file(self, tmp_path: Path, variable: str) -> None:
         company = COMPANIES.get(variable, {})

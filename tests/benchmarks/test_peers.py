@@ -14,7 +14,6 @@ from benchmarks.peers.case import measure
 from benchmarks.peers.measuring import Load, Watched, result_of, steady_rate
 from benchmarks.peers.ours import OURS, Ours
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
-from benchmarks.peers.run import options_of
 from dispatcher.dev.servers import Servers
 
 
@@ -46,26 +45,6 @@ def test_missing_duplicate_unrecorded_and_held_emails_are_counted(
     assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == counts
     assert measured.emails_per_second == pytest.approx(sent / 10)
     assert (measured.cpu_microseconds, measured.servers_cpu_microseconds) == pytest.approx((2000, 3000))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "own", "peers"),
-    [
-        ([], [*ours.NAMES], [peer.name for peer in PEERS]),
-        (["--without-ours"], [], [peer.name for peer in PEERS]),
-        (["--peers", "celery-tuned"], [*ours.NAMES], ["celery-tuned"]),
-        (["--peers", "ours-tuned,celery-tuned"], ["ours-tuned"], ["celery-tuned"]),
-        (["--sweep", "--peers", "celery-tuned"], [], ["celery-tuned"]),
-        (["--sweep", "--peers", "ours-tuned"], ["ours-tuned"], []),
-    ],
-)
-def test_named_cases_are_measured_and_ours_is_added_to_named_peers(
-    arguments: list[str], own: list[str], peers: list[str]
-) -> None:
-    options = options_of(arguments)
-
-    assert [case.name for case in options.ours] == own
-    assert [peer.name for peer in options.peers] == peers
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-import psycopg
 import pytest
 
 from dispatcher.broker.connection import open_connection
@@ -193,20 +192,6 @@ def test_from_queue_replays_only_undecided_emails_with_a_dead_letter(
     assert (ended.code, ended.json["source"], ended.json["replayed"], ended.json["total"]) == (0, "queue", 1, 1)
     assert dead_emails.books.status(announced) == "pending"
     assert dead_emails.books.statuses() == {"pending": 1, "failed": 2}
-
-
-def test_a_locked_email_is_reported_and_left_waiting(offline: CommandLine, dead: DeadEmails, database_url: str) -> None:
-    locked, _ = dead.create(2)
-
-    with psycopg.connect(database_url) as other:
-        Books(other).lock(locked)
-        ended = offline("dlq", "replay", "--all", *WHY, "--yes", "--json")
-    resumed = offline("dlq", "replay", "--resume", "1", "--json")
-
-    assert (ended.code, ended.json["locked"], ended.json["waiting"], ended.json["state"]) == (3, 1, 1, "interrupted")
-    assert "1 remaining email cannot be replayed now: another transaction has locked its row" in ended.stderr
-    assert "To continue: dispatcher dlq replay --resume 1" in ended.stderr
-    assert (resumed.code, resumed.json["replayed"], resumed.json["locked"]) == (0, 2, 0)
 
 
 def test_a_replay_first_names_a_running_replay_of_the_same_emails(offline: CommandLine, dead: DeadEmails) -> None:

