@@ -92,17 +92,8 @@ async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
             yield Application(connection, twin=False)
 
 
-def ways(
-    *twins: bool, autocommits: Iterable[bool] = (False,), rows: Iterable[Any] = (tuple_row,)
-) -> pytest.MarkDecorator:
-    """A mark: the test is done in each of these ways, and not in both ways in a transaction."""
-    found = [Way(*each) for each in product(twins, autocommits, rows)]
-    ids = [f"{'async' if way.twin else 'sync'}-{way.autocommit}-{way.rows.__name__}" for way in found]
-    return pytest.mark.parametrize("way", found, ids=ids)
-
-
-once = ways(False)
-in_autocommit = ways(False, True, autocommits=[True])
+once = pytest.mark.parametrize("way", [Way(False)], ids=["sync"])
+in_autocommit = pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
 
 
 def row_counts(books: Books) -> dict[str, int]:
@@ -328,7 +319,9 @@ async def test_an_email_is_stored_alone_as_it_is_stored_in_a_batch(application: 
         assert len(stored(alone)) > 3
 
 
-@ways(False, True, autocommits=[False, True], rows=[dict_row, namedtuple_row])
+@pytest.mark.parametrize(
+    "way", [Way(*each) for each in product((False, True), (False, True), (dict_row, namedtuple_row))]
+)
 async def test_an_email_and_its_attachments_are_stored_together_on_every_kind_of_connection(
     application: Application, books: Books
 ) -> None:

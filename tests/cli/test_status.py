@@ -177,6 +177,17 @@ def test_watch_prints_a_line_per_refresh_until_the_reader_closes_the_pipe(settle
     assert (code, words) == (0, b"")
 
 
+def test_ctrl_c_ends_watch_without_a_stack_trace_also_during_an_outage(settled: CommandLine) -> None:
+    with settled.having(DISPATCHER_DATABASE_URL=AWAY).started("status", "--watch", "0.1") as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
+
+    assert all(line.startswith(b"PostgreSQL is not available") for line in lines)
+    assert (process.returncode, b"Traceback" in stderr) == (130, False)
+
+
 def test_watch_redraws_the_terminal_and_restores_the_cursor(settled: CommandLine) -> None:
     ended = settled.on_terminal(
         *("status", "--watch", "0.1"),

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ import click
 
 from dispatcher.dev.servers import private_servers
 from tests.conftest import SERVERS_VARIABLE
-from tests.mutation.mutants import ROOMS, Mutant, all_mutants
+from tests.mutation.mutants import ROOMS, all_mutants
 from tests.mutation.tests_by_line import TestsByLine, record
 
 CHECKOUT: Final = Path(__file__).parents[2]
@@ -129,14 +130,9 @@ def _drawn(tests_by_line: TestsByLine, rooms: Sequence[str], sample: int, seed: 
     chance = random.Random(seed)
     for mutants in by_room:
         chance.shuffle(mutants)
-    drawn = [mutant for group in _turns(by_room) for mutant in group][:sample]
+    drawn = [mutant for group in zip_longest(*by_room) for mutant in group if mutant][:sample]
     for mutant in drawn:
         yield Fault(str(mutant), mutant.file, mutant.text, tests_by_line.tests_of(mutant.file, mutant.lines))
-
-
-def _turns(groups: Sequence[Sequence[Mutant]]) -> Iterator[list[Mutant]]:
-    for place in range(max(map(len, groups))):
-        yield [group[place] for group in groups if place < len(group)]
 
 
 def _named(tests_by_line: TestsByLine) -> Iterator[Fault]:
