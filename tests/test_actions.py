@@ -32,7 +32,7 @@ from dispatcher.actions.action import (
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import ListDead
 from dispatcher.actions.held import ListHeld
-from dispatcher.actions.runner import Face, Who, run, tenant_of
+from dispatcher.actions.runner import Face, Who, tenant_of
 from dispatcher.actions.suppressions import AddSuppressions
 from dispatcher.actions.tenants import ListTenants, SetTenant, UnsetTenant
 from dispatcher.actions.unsent import Cancel, Reschedule
@@ -424,25 +424,3 @@ def test_the_tenant_follows_from_face_reach_key_and_request(
 def test_a_paged_list_refuses_what_is_not_the_end_of_one_of_its_pages(after: str) -> None:
     with pytest.raises(Mistakes):
         read(ListDead, {}, {"after": after})
-
-
-async def test_a_change_gets_what_it_prepares_and_who_acts_and_is_followed_by_its_hook() -> None:
-    calls: list[Any] = []
-
-    class Do(Change[str], name="some do", reach=Reach.ONE_TENANT):
-        tenant_id: str | None = field(TENANT, "The tenant.", default=None)
-
-        async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
-            return {"most": settings, "source": source}
-
-        async def run(self, source: Any, parameters: Mapping[str, Any]) -> list[str]:
-            assert source is parameters["source"]
-            calls.append([parameters[name] for name in ("most", "tenant_id", "actor", "reason")])
-            return ["row"]
-
-        async def after_commit(self, settings: Any) -> None:
-            calls.append(settings)
-
-    source: Any = None
-    assert await run(source, Do(reason="why"), Who(Face.COMMAND, "ann"), 3) == "row"
-    assert calls == [[3, "default", "ann", "why"], 3]

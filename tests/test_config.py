@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher.config import EMAIL_PROVIDERS, Settings, every_setting, examine, load, suspicious_settings
+from dispatcher.config import EMAIL_PROVIDERS, every_setting, examine, load, suspicious_settings
 from dispatcher.config.values import SmtpServer
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
@@ -53,7 +52,6 @@ def test_each_setting_has_its_own_variable_and_a_help_text() -> None:
     ("variable", "text", "field", "value"),
     [
         ("DISPATCHER_WORKERS", "3", "workers", 3),
-        ("DISPATCHER_WORKERS", " 3\n", "workers", 3),
         ("DISPATCHER_PREFETCH", "1", "prefetch", 1),
         ("DISPATCHER_LEASE_SECONDS", "1.5", "lease_seconds", 1.5),
         ("DISPATCHER_ON_UNCERTAIN", "Resend", "on_uncertain", OnUncertain.RESEND),
@@ -62,7 +60,6 @@ def test_each_setting_has_its_own_variable_and_a_help_text() -> None:
         ("DISPATCHER_DATABASE_URL", "host=db dbname=mail", "database_url", "host=db dbname=mail"),
         ("DISPATCHER_DATABASE_URL", SEVERAL_HOSTS, "database_url", SEVERAL_HOSTS),
         ("DISPATCHER_AMQP_URL", "amqp://a/m,amqps://b/m", "amqp_url", "amqp://a/m,amqps://b/m"),
-        ("DISPATCHER_HOST_NAME", "mail-1.example", "host_name", "mail-1.example"),
         ("DISPATCHER_RUN_DIR", "~/run", "run_dir", Path.home() / "run"),
     ],
 )
@@ -110,13 +107,10 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
     [
         *(("DISPATCHER_WORKERS", text, "must be a whole number from 1 to 256") for text in ("many", "0")),
         *(("DISPATCHER_WORKERS", text, "must be a whole number") for text in ("٣", "1.0")),
-        ("DISPATCHER_PREFETCH", "-1", "must be a whole number"),
         *(("DISPATCHER_PREFETCH", text, "must be a whole number from 1 to 5000") for text in ("5001", "9" * 5000)),
         ("DISPATCHER_LEASE_SECONDS", "0.5", "must be a number of seconds from 1 to 3600"),
         *(("DISPATCHER_LEASE_SECONDS", text, "must be a number of seconds") for text in ("nan", "inf", "1m")),
         ("DISPATCHER_ON_UNCERTAIN", "retry", "must be one of: hold, resend"),
-        ("DISPATCHER_LOG_LEVEL", "verbose", "must be one of: debug, info, warning, error"),
-        ("DISPATCHER_QUEUE_TYPE", "stream", "must be one of: quorum, classic"),
         ("DISPATCHER_PROVIDERS", "carrier-pigeon", "has an unknown provider: 'carrier-pigeon'. Choose from"),
         (
             "DISPATCHER_PROVIDERS",
@@ -132,14 +126,11 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
             "mysql://app:secret@db/x",
             "must be a URL that begins with postgresql:// or postgres://",
         ),
-        ("DISPATCHER_DATABASE_URL", "db.example", "must be a URL that begins with postgresql://"),
         ("DISPATCHER_DATABASE_URL", "postgresql://a:1,b:x/db", "is not a URL"),
         ("DISPATCHER_AMQP_URL", "amqp://a/m,http://b/m", "must be a URL that begins with amqp:// or amqps://"),
         ("DISPATCHER_AMQP_URL", "http://mq", "must be a URL that begins with amqp:// or amqps://"),
         ("DISPATCHER_AMQP_URL", "amqp://a,b/m", "has several hosts in one URL"),
-        ("DISPATCHER_AMQP_URL", "amqp://", "must be a URL"),
         *(("DISPATCHER_AMQP_URL", text, "is not a URL") for text in ("amqp://app:secret@mq:port", "amqp://mq:99999")),
-        ("DISPATCHER_AMQP_URL", "amqp://mq:0", "is not a URL"),
         ("DISPATCHER_SMTP_URL", "smtp://mx:0", "is not a URL"),
         ("DISPATCHER_QUEUE", "amq.mine", "not begin with `amq.`"),
         ("DISPATCHER_QUEUE", "ü" * 101, "1 to 200"),
@@ -152,24 +143,19 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         ("DISPATCHER_SMTP_URL", "mx:25", "must be a URL"),
         ("DISPATCHER_SMTP_URL", "smtp://mx#x", "no #fragment"),
         ("DISPATCHER_SMTP_URL", "smtp://u:a#b@127.0.0.1:25", "has a # in the user or password; write it as %23"),
-        ("DISPATCHER_SMTP_URL", "smtp://u:1#b@127.0.0.1:25", "has a # in the user or password; write it as %23"),
         ("DISPATCHER_SMTP_URL", "smtp://u:a@b#c@127.0.0.1:25", "has a # in the user or password; write it as %23"),
         ("DISPATCHER_SMTP_URL", "smtp://u:a/b@127.0.0.1:25", "has a / in the user or password; write it as %2F"),
         ("DISPATCHER_SMTP_URL", "smtp://u:a?b@127.0.0.1:25", "has a ? in the user or password; write it as %3F"),
-        ("DISPATCHER_SMTP_URL", "smtp://u:1?b@127.0.0.1:25", "has a ? in the user or password; write it as %3F"),
         ("DISPATCHER_SMTP_URL", "smtp://u:a[b@127.0.0.1:25", "has a [ in the user or password; write it as %5B"),
         ("DISPATCHER_ALERT_SMTP_URL", "smtp://u:a#b@mx", "has a # in the user or password; write it as %23"),
         ("DISPATCHER_AMQP_URL", "amqp://u:a#b@mq/v", "has a # in the user or password; write it as %23"),
-        ("DISPATCHER_AMQP_URL", "amqp://u:a/b@mq/v", "has a / in the user or password; write it as %2F"),
         ("DISPATCHER_SMTP_EHLO_NAME", "web1", "must be the full name of this host in DNS"),
-        ("DISPATCHER_SMTP_EHLO_NAME", "my_host.example.com", "must be the full name of this host in DNS"),
         ("DISPATCHER_SMTP_EHLO_NAME", "192.0.2.1", "must be the full name of this host in DNS"),
         ("DISPATCHER_SMTP_EHLO_NAME", "a.example.com\r\nX", "must be the full name of this host in DNS"),
         ("DISPATCHER_CA_FILE", "/no/such/file", "is the path of a file that does not exist"),
         ("DISPATCHER_CA_FILE", "/" + "x" * 300, "is the path of a file that cannot be read: file name too long"),
         ("DISPATCHER_CA_FILE", "~no-such-user/ca.pem", "begins with the home folder of a user who does not exist"),
         ("DISPATCHER_CA_FILE", __file__, "is the path of a file without PEM certificates"),
-        ("DISPATCHER_RUN_DIR", "~no-such-user", "begins with the home folder of a user who does not exist"),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_variable_and_without_a_secret(
@@ -270,31 +256,18 @@ COMPANIES = {
 class TestSecrets:
     """A secret may be in a file, and is never shown."""
 
-    @pytest.fixture
-    def file(self, tmp_path: Path) -> Path:
-        """A secret in a file as an orchestrator mounts it: with a line end."""
-        path = tmp_path / "secret"
-        path.write_text(f"{DATABASE}\n")
-        return path
-
-    def test_a_secret_is_read_from_a_file(self, file: Path) -> None:
-        settings, origins, mistakes = examine({"DISPATCHER_DATABASE_URL_FILE": str(file)}, needs=["database_url"])
-
-        assert (settings.database_url, mistakes) == (DATABASE, ())
-        assert origins["DISPATCHER_DATABASE_URL"].source == "file"
-
     @pytest.mark.parametrize("variable", [each.variable for each in every_setting() if each.secret])
     def test_every_secret_may_be_in_a_file(self, tmp_path: Path, variable: str) -> None:
         company = COMPANIES.get(variable, {})
-        (tmp_path / "secret").write_text(SECRETS[variable])
+        (tmp_path / "secret").write_text(f"{SECRETS[variable]}\n")  # with a line end, as orchestrators mount it
 
         settings = load({f"{variable}_FILE": str(tmp_path / "secret"), **company})
 
         assert settings == load({variable: SECRETS[variable], **company})
         assert settings != load({})
 
-    def test_a_secret_that_is_given_twice_is_a_mistake(self, file: Path) -> None:
-        (mistake,) = mistakes_of({"DISPATCHER_DATABASE_URL": DATABASE, "DISPATCHER_DATABASE_URL_FILE": str(file)})
+    def test_a_secret_that_is_given_twice_is_a_mistake(self) -> None:
+        (mistake,) = mistakes_of({"DISPATCHER_DATABASE_URL": DATABASE, "DISPATCHER_DATABASE_URL_FILE": "/run/secret"})
 
         assert "cannot be combined with DISPATCHER_DATABASE_URL_FILE" in mistake
         assert "pg-secret" not in mistake
@@ -328,70 +301,32 @@ class TestSecrets:
         assert "secret" not in shown.replace("_secret", "")
 
 
+def test_a_host_is_named_after_its_machine_and_long_names_stay_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for machine in ("männlein", "a" * 28, "email-dispatcher-6d4cf56db6-x7k2p", "email-dispatcher-6d4cf56db6-9qhlm"):
+        monkeypatch.setattr("socket.gethostname", lambda machine=machine: machine)
+        names.append(load({}).host_name)
+
+    assert names[:2] == ["m-nnlein", "a" * 28]
+    assert names[2] != names[3]
+    assert {(name[:19], len(name)) for name in names[2:]} == {("email-dispatcher-6d", 28)}
+
+
 @pytest.mark.parametrize(
-    ("machine", "name"),
+    ("name", "text"),
     [
-        ("mail-1.example", "mail-1.example"),
-        ("männlein", "m-nnlein"),
-        ("a" * 28, "a" * 28),
-        ("email-dispatcher-6d4cf56db6-x7k2p", "email-dispatcher-6d-"),
+        ("WEBHOOK_URL", "http://alerts.example/x"),
+        ("WEBHOOK_URL", "https://user:secret-word@alerts.example/x"),
+        *(("WEBHOOK_URL", text) for text in ("https://alerts.example:port/x", "https://alerts.example:0/x")),
+        *(("WEBHOOK_URL", text) for text in ("https:///x", "https://alerts.example/a b")),
+        *(("WEBHOOK_SECRET", text) for text in ("secret-word", "whsec_c2hvcnQ=", "whsec_not/base64!")),
+        *(("EMAIL_FROM", text) for text in ("secret-word", "Alerts <alerts@example.com>")),
+        ("EMAIL_TO", "a@example.com,,secret-word"),
+        ("SMTP_URL", "smtp://user:secret-word@mx.example?tls=none"),
     ],
 )
-def test_a_host_is_named_after_its_machine(machine: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: machine)
+def test_an_unsafe_alert_channel_is_a_mistake(name: str, text: str) -> None:
+    (mistake,) = mistakes_of({f"DISPATCHER_ALERT_{name}": text})
 
-    found = load({}).host_name
-
-    assert found.startswith(name)
-    assert len(found) == min(len(machine), 28)
-
-
-def test_machines_that_differ_at_the_end_of_a_long_name_are_different_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = set()
-    for end in ("x7k2p", "9qhlm"):
-        monkeypatch.setattr("socket.gethostname", lambda end=end: f"email-dispatcher-6d4cf56db6-{end}")
-        found.add(load({}).host_name)
-
-    assert len(found) == 2
-
-
-def test_settings_are_frozen_can_be_replaced_and_have_no_other_fields() -> None:
-    settings = Settings(workers=3)
-
-    assert (settings.workers, settings.prefetch, settings.own) == (3, load({}).prefetch, {})
-    assert replace(settings, workers=4) == Settings(workers=4)
-    with pytest.raises(AttributeError):
-        settings.workers = 9  # type: ignore[misc]
-    with pytest.raises(TypeError, match="worker_count"):
-        Settings(worker_count=3)  # type: ignore[call-arg]
-
-
-class TestAlerts:
-    @pytest.mark.parametrize(
-        ("name", "text"),
-        [
-            ("WEBHOOK_URL", "http://alerts.example/x"),
-            ("WEBHOOK_URL", "https://user:secret-word@alerts.example/x"),
-            *(("WEBHOOK_URL", text) for text in ("https://alerts.example:port/x", "https://alerts.example:0/x")),
-            *(("WEBHOOK_URL", text) for text in ("https:///x", "https://alerts.example/a b")),
-            *(("WEBHOOK_SECRET", text) for text in ("secret-word", "whsec_c2hvcnQ=", "whsec_not/base64!")),
-            *(("EMAIL_FROM", text) for text in ("secret-word", "Alerts <alerts@example.com>")),
-            ("EMAIL_TO", "a@example.com,,secret-word"),
-            ("SMTP_URL", "smtp://user:secret-word@mx.example?tls=none"),
-        ],
-    )
-    def test_an_unsafe_alert_channel_is_a_mistake(self, name: str, text: str) -> None:
-        (mistake,) = mistakes_of({f"DISPATCHER_ALERT_{name}": text})
-
-        assert mistake.startswith(f"DISPATCHER_ALERT_{name} ")
-        assert "secret-word" not in mistake
-
-    def test_both_channels(self) -> None:
-        given = {"WEBHOOK_URL": "https://alerts.example/x?y=z", "WEBHOOK_SECRET": WEBHOOK_SECRET}
-        given |= {"SMTP_URL": "smtps://mx.example", "EMAIL_FROM": "a@b.example", "EMAIL_TO": "a@b.example, b@b.example"}
-        settings = load({f"DISPATCHER_ALERT_{name}": text for name, text in given.items()})
-
-        assert settings.alert_webhook_url == "https://alerts.example/x?y=z"
-        assert settings.alert_email_to == ("a@b.example", "b@b.example")
-        assert settings.alert_webhook_allow_private is False
-        assert WEBHOOK_SECRET not in repr(settings)
+    assert mistake.startswith(f"DISPATCHER_ALERT_{name} ")
+    assert "secret-word" not in mistake

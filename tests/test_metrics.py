@@ -16,7 +16,7 @@ from dispatcher.monitor import server_gauges
 from dispatcher.monitor.health import CHECKS
 from dispatcher.telemetry import metrics, scrape
 from dispatcher.telemetry.events import EVENTS
-from dispatcher.telemetry.meters import Histogram, Meter
+from dispatcher.telemetry.meters import Meter
 from tests.test_layers import FOLDER
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -75,12 +75,6 @@ def test_names_are_unique_and_end_in_their_unit_and_no_label_identifies_a_person
     assert [name for name, kind, _ in declared if not re.fullmatch(forms.get(kind, GAUGE), name)] == []
     assert [name for name, _, labels in declared if PRIVATE.intersection(labels)] == []
     assert len({name for name, *_ in declared}) == len(declared)
-
-
-def test_buckets_ascend() -> None:
-    bounds = [list(each.bounds) for each in Meter.declared if isinstance(each, Histogram)]
-
-    assert [each for each in bounds if each != sorted(set(each))] == []
 
 
 def test_the_page_lists_every_metric_and_every_check() -> None:

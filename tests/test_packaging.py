@@ -1,4 +1,5 @@
-"""The wheel contains every package and every SQL file; the checkout contains the files for a deployment."""
+"""The wheel contains every package and every SQL file; the checkout contains the files for a deployment, and generated
+files that are up to date."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 from dispatcher.cli.env_file import parse
 from dispatcher.cli.environment import known_variables
 from dispatcher.config import BUILT_IN
+from dispatcher.dev import generate
 
 ROOT = Path(__file__).parent.parent
 
@@ -125,29 +127,13 @@ def test_a_host_installs_each_extra_from_pins_with_hashes_that_are_up_to_date(ex
     assert "pip install --require-hashes -r requirements/" in page
 
 
-def test_no_process_loads_the_package_sendgrid_or_werkzeug_which_it_requires() -> None:
-    """The script loads every module, and what the adapter for SendGrid loads when a worker opens it."""
-    modules = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in (ROOT / "dispatcher").rglob("*.py")
-        if path.name != "__main__.py" and "dev" not in path.parts
-    ]
-    script = f"""if True:
-        import importlib, sys
-        for name in {modules}:
-            importlib.import_module(name)
-        from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
-        SendGridProvider(SendGridSettings(api_key="SG.key"))
-        print("sendgrid" in sys.modules, "werkzeug" in sys.modules)
-        """
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
-
-    assert done.stdout == "False False\n"
-
-
 def test_uv_is_pinned_by_hash() -> None:
     pinned = (ROOT / "requirements" / "uv.txt").read_text()
 
     assert "--require-hashes -r requirements/uv.txt" in (ROOT / "run").read_text()
     assert re.search(r"^uv==\S+ \\\n    --hash=sha256:", pinned, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", generate.generated(), ids=lambda path: path.name)
+def test_a_generated_file_is_up_to_date(path: Path) -> None:
+    assert path.read_text() == generate.generated()[path], "run: ./run generate"

@@ -5,7 +5,6 @@ What both functions implement is tested for the synchronous and for the `_async`
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -93,17 +92,8 @@ async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
             yield Application(connection, twin=False)
 
 
-def ways(
-    *twins: bool, autocommits: Iterable[bool] = (False,), rows: Iterable[Any] = (tuple_row,)
-) -> pytest.MarkDecorator:
-    """A mark: the test is done in each of these ways, and not in both ways in a transaction."""
-    found = [Way(*each) for each in product(twins, autocommits, rows)]
-    ids = [f"{'async' if way.twin else 'sync'}-{way.autocommit}-{way.rows.__name__}" for way in found]
-    return pytest.mark.parametrize("way", found, ids=ids)
-
-
-once = ways(False)
-in_autocommit = ways(False, True, autocommits=[True])
+once = pytest.mark.parametrize("way", [Way(False)], ids=["sync"])
+in_autocommit = pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
 
 
 def row_counts(books: Books) -> dict[str, int]:
@@ -329,21 +319,9 @@ async def test_an_email_is_stored_alone_as_it_is_stored_in_a_batch(application: 
         assert len(stored(alone)) > 3
 
 
-def test_emails_with_different_fields_share_one_prepared_statement(tables_url: str) -> None:
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"lane": "bulk", "correlation_id": "c", "on_uncertain": "hold", "html": "<p>", "tags": ["t"]},
-        {"text": "x" * 70_000, "expires_at": NEXT_YEAR, "ignore_suppression": True, "headers": {"X-A": "b"}},
-    ]
-    with psycopg.connect(tables_url, prepare_threshold=1) as connection:
-        for number, fields in enumerate(kinds * 3):
-            enqueue(connection, email(f"key-{number}", **fields))
-        prepared = connection.execute("select statement from pg_prepared_statements").fetchall()
-
-    assert len([statement for (statement,) in prepared if "email_log" in statement]) == 1
-
-
-@ways(False, True, autocommits=[False, True], rows=[dict_row, namedtuple_row])
+@pytest.mark.parametrize(
+    "way", [Way(*each) for each in product((False, True), (False, True), (dict_row, namedtuple_row))]
+)
 async def test_an_email_and_its_attachments_are_stored_together_on_every_kind_of_connection(
     application: Application, books: Books
 ) -> None:
@@ -466,32 +444,6 @@ class TestRaces:
         assert sorted(answer.count(ACCEPTED) for answer in answers) == [0, 0, 0, 200]
         assert row_counts(books)["email_log"] == 200
 
-    async def test_the_async_function_waits_without_blocking_the_loop(
-        self, first: Any, tables_url: str, books: Books
-    ) -> None:
-        connection, held = first
-        async with await psycopg.AsyncConnection.connect(tables_url, application_name="second") as second:
-            waiting = asyncio.create_task(enqueue_async(second, email("key")))
-            await until(lambda: books.waiting_for_a_lock("second"))
-            connection.commit()
-
-            assert await asyncio.wait_for(waiting, 20) == Enqueued(held.email_id, "key", KNOWN)
-
-
-@once
-@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_stricter_isolation_levels_recognise_a_key_of_the_same_transaction(
-    application: Application, books: Books, isolation: str
-) -> None:
-    await application.execute(f"set transaction isolation level {isolation}")
-
-    answers = await application.enqueue_many(
-        [email("1", attachments=[FILE]), email("2"), email("1", attachments=[FILE])]
-    )
-    await application.commit()
-
-    assert [answer.acceptance for answer in answers] == [ACCEPTED, ACCEPTED, KNOWN]
-
 
 @once
 async def test_a_commit_notifies_the_relay_once_and_not_of_a_known_key(
@@ -529,14 +481,6 @@ async def test_an_invalid_traceparent_is_dropped(application: Application, books
     await application.commit()
 
     assert [row["traceparent"] for row in books.rows()] == [TRACEPARENT, *[None] * 5]
-
-
-@once
-async def test_psycopgs_errors_reach_the_caller_unchanged(application: Application) -> None:
-    await application.execute("set transaction read only")
-
-    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-        await application.enqueue(email("key"))
 
 
 @pytest.mark.parametrize(("session", "commit"), [("off", "on"), ("on", "on"), ("remote_apply", "remote_apply")])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from importlib.resources import files
-from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -68,17 +66,6 @@ def test_every_used_query_exists_and_every_query_is_used() -> None:
     } - {""}
 
     assert queried <= set(all_queries()) <= found | queried
-
-
-def test_every_query_has_a_heading_that_says_what_it_does() -> None:
-    bare = []
-    for resource in files("dispatcher.sql.queries").iterdir():
-        if resource.name.endswith(".sql"):
-            lines = resource.read_text(encoding="utf-8").splitlines()
-            headings = [(line, after) for line, after in pairwise(lines) if line.startswith("-- name:")]
-            bare += [line for line, after in headings if not after.startswith("-- ")]
-
-    assert bare == []
 
 
 def test_python_contains_no_sql() -> None:

@@ -1,4 +1,4 @@
-"""What operators set for all hosts: lanes, tenants, domains, pauses, API keys and webhooks. `test_usage.py` has the
+"""What operators set for all hosts: lanes, tenants, domains, pauses, API keys and webhooks. `test_main.py` has the
 refusals, and `tests/test_actions.py` compares the commands with the other faces."""
 
 from __future__ import annotations

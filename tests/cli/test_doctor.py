@@ -79,14 +79,6 @@ def test_the_table_marks_each_finding_and_warns_of_suspicious_and_unknown_settin
         assert any(words in line for line in lines if line.startswith("!"))
 
 
-def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> None:
-    ended = bare("doctor")
-
-    assert ended.code == 1
-    for variable in ("DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_PROVIDERS"):
-        assert f"{variable} is not set" in ended.stdout
-
-
 SLOW = {"SEND_TIMEOUT_SECONDS": "600", "DRAIN_SECONDS": "900", "RETRY_BASE_SECONDS": "100", "RETRY_CAP_SECONDS": "300"}
 KEY: Final = SendGridKey().public
 EVENTS: Final = {

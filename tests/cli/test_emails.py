@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
-from dispatcher import Sms, enqueue
 from tests.cli.commandline import CommandLine
 from tests.store.books import Books
 from tests.store.damaged_rows import insert_damaged
@@ -236,13 +235,3 @@ def test_an_address_is_forgotten_and_the_exit_code_is_3_while_emails_are_left(
     assert ADDRESS not in done.stderr + done.stdout
     audited = tables.connection.execute("select actor, action, reason from operator_audit order by audit_id").fetchall()
     assert (audited[0], len(audited)) == (("bob", "forget", WHY[1]), 2)
-
-
-def test_a_number_is_forgotten_with_its_sms(storing: CommandLine, tables: Books) -> None:
-    sms = Sms(message_key="login-1", to="+4915112345678", text="1234 is your code.")
-    tables.change(enqueue(tables.connection, sms).email_id, status="sent", publish_due_at=None)
-
-    done = storing("forget", "+49 151 12345678", *WHY, "--yes", "--json")
-
-    assert (done.code, done.json["contents"]) == (0, 1)
-    assert tables.select("select from email_content") == []

@@ -35,18 +35,6 @@ def _contents(tables: Books) -> dict[str, Any]:
     return row
 
 
-def test_an_email_is_accepted_by_the_reachable_host_of_several(storing: CommandLine, tables: Books) -> None:
-    url = storing.environment["DISPATCHER_DATABASE_URL"]
-    several = f"{url.replace('@', '@127.0.0.1:1,')}?target_session_attrs=read-write"
-
-    ended = storing.having(DISPATCHER_DATABASE_URL=several)("enqueue", *ONE)
-
-    assert ended.code == 0, ended.stderr
-    stored = _contents(tables)
-    assert ended.stdout == f"accepted: {stored['email_id']}\n"
-    assert (stored["sender"], stored["subject"], stored["text_body"]) == ("Shop <shop@example.com>", "Hi", "Thank you.")
-
-
 def test_an_allowed_provider_header_is_stored(storing: CommandLine, tables: Books) -> None:
     allowing = storing.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS="x-mc-tags")
     lines = [EMAIL | {"headers": {"X-MC-Tags": "a"}}, EMAIL | {"headers": {"X-MC-Subaccount": "a"}}]
@@ -69,44 +57,33 @@ def test_every_option_reaches_the_tables(storing: CommandLine, tables: Books) ->
 
     assert ended.code == 0, ended.stderr
     stored = _contents(tables)
+    assert ended.stdout == f"accepted: {stored['email_id']}\n"
     recipients = {"to": ["ann@example.org", "bob@example.org"], "cc": ["cc@example.org"]}
     assert stored["recipients"] == recipients | {"bcc": ["bcc@example.org"], "reply_to": ["desk@example.com"]}
     assert (stored["html_body"], stored["headers"]) == ("<p>ä</p>", {"X-Campaign": "spring: two"})
     assert (stored["filename"], stored["content_type"], stored["content"]) == ("bill.pdf", "application/pdf", b"%PDF")
     assert (stored["tags"], stored["tenant_id"]) == (["receipts", "one_time_code"], "acme")
     assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
+    template = ("--template", "d-0c1a", "--template-data", '{"number": 17}')
+    assert storing("enqueue", *ADDRESSED[2:-2], "--key", "templated", *template).code == 0
+    contents = tables.select("select template_id, template_data, subject from email_content")
+    assert {"template_id": "d-0c1a", "template_data": {"number": 17}, "subject": ""} in contents
 
 
-def test_an_email_is_scheduled_and_expires(storing: CommandLine, tables: Books) -> None:
+def test_an_expiry_counts_from_the_schedule_or_from_now(storing: CommandLine, tables: Books) -> None:
     send_at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
 
-    ended = storing("enqueue", *ONE, "--send-at", send_at.isoformat(), "--expires-in", "10m", "--lane", "bulk")
+    now = storing("enqueue", *ONE, "--key", "now", "--expires-in", "10m")
+    later = storing("enqueue", *ONE, "--send-at", send_at.isoformat(), "--expires-in", "10m", "--lane", "bulk")
+    past = storing("enqueue", *ONE, "--key", "past", "--expires-at", "2026-01-01T00:00:00Z")
 
-    assert ended.code == 0, ended.stderr
-    stored = _contents(tables)
-    assert (stored["status"], stored["wait_until"], stored["lane"]) == ("waiting", send_at, "bulk")
-    assert stored["expires_at"] == send_at + timedelta(minutes=10)
-
-
-def test_an_expiry_counts_from_now_without_a_schedule(storing: CommandLine, tables: Books) -> None:
-    before = datetime.now(UTC)
-
-    past = storing("enqueue", *ONE, "--expires-at", "2026-01-01T00:00:00Z")
-    assert (past.code, "expires_at: is in the past" in past.stderr) == (1, True)
-    assert storing("enqueue", *ONE, "--expires-in", "10m").code == 0
-
-    assert timedelta(minutes=10) <= _contents(tables)["expires_at"] - before < timedelta(minutes=11)
-
-
-def test_a_template_replaces_subject_and_body(storing: CommandLine, tables: Books) -> None:
-    template = ("--template", "d-0c1a", "--template-data", '{"number": 17}')
-
-    ended = storing("enqueue", *ADDRESSED[:-2], *template)
-
-    assert ended.code == 0, ended.stderr
-    stored = _contents(tables)
-    assert (stored["template_id"], stored["template_data"]) == ("d-0c1a", {"number": 17})
-    assert (stored["subject"], stored["text_body"], stored["html_body"]) == ("", None, None)
+    assert (now.code, later.code, past.code) == (0, 0, 1)
+    assert "expires_at: is in the past" in past.stderr
+    stored = {row["message_key"]: row for row in tables.rows()}
+    scheduled = stored["order-17"]
+    assert (scheduled["status"], scheduled["wait_until"], scheduled["lane"]) == ("waiting", send_at, "bulk")
+    assert scheduled["expires_at"] == send_at + timedelta(minutes=10)
+    assert timedelta(minutes=9) < stored["now"]["expires_at"] - datetime.now(UTC) <= timedelta(minutes=10)
 
 
 def test_a_body_may_come_from_stdin_in_utf_8(storing: CommandLine, tables: Books) -> None:
@@ -146,19 +123,14 @@ INVALID = {
         (["--text", "a", "--text-file", "-"], "--text and --text-file are both given"),
         (["--text", "a", "--header", "no colon"], "has no colon"),
         (["--text", "a", "--header", "X-A: 1", "--header", "X-A: 2"], "X-A is given twice"),
-        (["--text", "a", "--attach", "nowhere.pdf"], "nowhere.pdf"),
-        (["--text", "a", "--on-uncertain", "panic"], "panic"),
         (["--text", "a", "--lane", "slow"], "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk"),
         (["--template", "d-0c1a", "--template-data", "{"], "--template-data is not JSON"),
         (["--file", "-"], "--file and --key cannot be combined"),
         (["--text", "a", "--send-at", "2026-12-24T18:00:00"], "must be a date and time with a zone"),
-        (["--text", "a", "--send-at", "tomorrow"], "must be a date and time with a zone"),
         (["--text", "a", "--expires-at", "2027-01-01T00:00:00Z", "--expires-in", "1h"], "Give only one."),
-        (["--text", "a", "--key", ""], "--key is missing"),
     ],
     1: [
         (["--text", "a", "--to", "ann@@example.org"], "--to[1]: has more than one @"),
-        (["--text", "a", "--to", "ann@example.org, bob@example.org"], "--to[1]: has several addresses in one string"),
         (["--text", "a", "--from", "nobody"], "--from: has no @"),
         (["--text", "a", "--subject", "one\ntwo"], "--subject: "),
         (["--text", "a", "--header", "From: other@example.com"], "--header.From: "),
@@ -238,16 +210,6 @@ def test_json_has_every_refusal_in_the_order_of_the_file_and_text_only_the_first
     assert shown[-1] == f"… and {1000 - REFUSALS_IN_FULL} more (--json lists all)."
 
 
-def test_the_same_fault_of_adjacent_lines_is_printed_once_and_otherwise_with_each_number(storing: CommandLine) -> None:
-    rows = [b"key,from,to,subject,text\n"] + [f"k-{n},a@example.com,b@example.org,s,t\n".encode() for n in range(99)]
-    done, apart = feed(storing, rows), feed(storing, [b"\xff\n", _email(1), b"\xff\n"])
-
-    assert done.code == 1
-    assert done.stderr.count("looks like a table separated by commas; each line must be a JSON object") == 1
-    assert "… and 99 more (--json lists all)." in done.stderr
-    assert [line.partition(":")[0] for line in apart.stderr.splitlines()] == ["line 1", "line 3"]
-
-
 def test_an_empty_file_is_a_success_and_one_that_cannot_be_opened_a_usage_error(storing: CommandLine) -> None:
     for content in (b"", b"\n \n"):
         ended = feed(storing, [content], "--json")
@@ -293,13 +255,12 @@ def test_ctrl_c_ends_the_run_and_says_how_many_emails_are_stored(storing: Comman
     assert b"Traceback" not in stderr
 
 
-def test_terminal_shows_progress_and_the_summary(storing: CommandLine) -> None:
+def test_a_terminal_shows_progress_and_refusals(storing: CommandLine) -> None:
     (storing.folder / "emails.jsonl").write_bytes(_lines([*map(_email, range(20)), b"[]\n"]))
 
     ended = storing.on_terminal("enqueue", "--file", "emails.jsonl")
 
-    assert ended.code == 3
-    assert "enqueueing" in ended.stdout
+    assert (ended.code, "enqueueing" in ended.stdout) == (3, True)
     assert "line 21: email: must be a JSON object" in ended.stdout
 
 
@@ -345,12 +306,9 @@ def test_spaces_line_ends_blank_lines_and_a_byte_order_mark_are_ignored() -> Non
     ("line", "field", "words"),
     [
         (b'{"a" 1}', "line", "is not JSON (unexpected character, expected ':' after key, character 6)"),
-        (b"hello", "line", "is not JSON"),
         (b"\xff\xfe{}", "line", "is UTF-16, not UTF-8; save the file as UTF-8"),
-        ('{"message_key": "k"}'.encode("utf-16-be"), "line", "is UTF-16"),
         ('{"message_key": "kü"}'.encode("latin-1"), "line", "is not UTF-8"),
         (b"message_key;from;to", "line", "looks like a table separated by semicolons; each line must be a JSON object"),
-        (b"message_key,from,to", "line", "looks like a table separated by commas"),
         (b"k\tshop@example.com\tann@example.org; bob@example.org", "line", "looks like a table separated by tabs"),
         (b"[" * 5000, "line", "is only a part of a JSON document; write each email as one line"),
         (b'{"message_key": "k"},', "line", "is only a part of a JSON document"),

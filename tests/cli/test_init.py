@@ -209,18 +209,6 @@ def test_applications_write_while_an_index_waits_for_a_transaction_which_init_na
     assert connection.execute(built).fetchone() == (True,)
 
 
-def test_migrations_before_a_locked_table_stay_applied(release: CommandLine) -> None:
-    with using(release, "lock table dispatcher.email_event in row share mode"):
-        blocked = release("init", "--tries", "1", "--json")
-    again = release.on_terminal("init")
-
-    assert (blocked.code, again.code) == (75, 0)
-    assert blocked.json["changes"]["postgresql"] == ["applied migration 0002 two_tables"]
-    assert "cannot lock email_event" in blocked.json["faults"]["postgresql"]
-    assert "postgresql: applying migration 0003 event_index" in again.stdout
-    assert "0002" not in again.stdout
-
-
 def test_dry_run_names_what_prune_drops_or_cannot_drop(storing: CommandLine, connection: psycopg.Connection) -> None:
     names = {name for (name,) in connection.execute(OLD_WEEK) if "content" in name or "attachment" in name}
     (stuck,) = [name for name in names if "attachment" in name]

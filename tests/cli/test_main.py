@@ -1,27 +1,20 @@
-"""Tests the behaviour that all commands share: imports, settings, exit codes, closed pipes, tables."""
+"""Tests the behaviour that all commands share: imports, settings, exit codes, closed pipes, tables, wrong usage."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from dispatcher.cli.table import Styled, Table, columns_of, side_by_side
-from dispatcher.version import VERSION
+from dispatcher.cli.table import Table
 from tests.cli.commandline import PROGRAM, CommandLine
 
-NEEDLESS = {"rich", "uvloop", "structlog", "psycopg_pool", "dotenv"}
-NEEDLESS_FOR_DLQ = NEEDLESS | {"pika", "boto3", "difflib"}
-NEEDLESS_FOR_DLQ |= {f"dispatcher.{name}" for name in ("domain.address", "domain.scrub", "ops.poison")}
-NEEDLESS_FOR_STATUS = NEEDLESS | {"prometheus_client", "h11", "dispatcher.store.outbox", "dispatcher.store.webhooks"}
-NEEDLESS_FOR_FIND = NEEDLESS | {"pika", "prometheus_client", "multiprocessing", "boto3", "pydantic", "starlette"}
-NEEDLESS_FOR_FIND |= {"idna", "h11"}
-NEEDLESS_FOR_FIND |= {f"dispatcher.{name}" for name in ("broker", "ops.acts", "domain.waiting", "store.emails")}
+NEEDLESS = {"rich", "uvloop", "structlog", "psycopg_pool", "dotenv", "boto3", "pydantic", "starlette", "h11"}
 
 
 def _python(script: str, commandline: CommandLine) -> subprocess.CompletedProcess[str]:
@@ -32,19 +25,19 @@ def _python(script: str, commandline: CommandLine) -> subprocess.CompletedProces
 @pytest.mark.parametrize(
     ("words", "needless"),
     [
-        (["--help"], NEEDLESS | {"pika", "psycopg"}),
-        (["dlq", "list", "--by", "error_type"], NEEDLESS_FOR_DLQ),
-        (["dlq", "show", "0198c2f4-0000-7000-8000-000000000000"], NEEDLESS_FOR_DLQ),
-        (["status"], NEEDLESS_FOR_STATUS),
-        (["find", "--to", "ann@example.org"], NEEDLESS_FOR_FIND),
+        (["--help"], {"pika", "psycopg"}),
+        (["dlq", "list", "--by", "error_type"], {"pika"}),
+        (["status"], {"prometheus_client"}),
+        (["find", "--to", "ann@example.org"], {"pika", "prometheus_client"}),
     ],
-    ids=["help", "dlq list", "dlq show", "status", "find"],
+    ids=["help", "dlq list", "status", "find"],
 )
 def test_commands_import_only_what_they_need(settled: CommandLine, words: list[str], needless: set[str]) -> None:
     script = (
         f"import sys; from dispatcher.cli.main import main; main({words})\n"
         "from dispatcher.config import plugins\n"
-        f"print({needless} & sys.modules.keys(), 'psycopg' in sys.modules, plugins.installed.cache_info().currsize)\n"
+        f"print({NEEDLESS | needless} & sys.modules.keys(), "
+        "'psycopg' in sys.modules, plugins.installed.cache_info().currsize)\n"
     )
 
     done = _python(script, settled)
@@ -71,10 +64,6 @@ def test_run_imports_before_the_fork_what_its_processes_need_and_nothing_else(se
     done = _python(script, settled.having(DISPATCHER_METRICS_ADDRESS="off"))
 
     assert done.stdout.endswith("[] [] True\n"), done.stdout + done.stderr
-
-
-def test_version_is_printed(bare: CommandLine) -> None:
-    assert bare("--version").stdout == f"dispatcher {VERSION}\n"
 
 
 @pytest.mark.parametrize(
@@ -135,68 +124,90 @@ def test_commands_work_with_a_closed_stdout(settled: CommandLine) -> None:
     assert (ended.code, ended.stderr) == (0, "")
 
 
-def table(words: str = "550 no such user") -> Table:
-    made = Table("email", "count", "words", right=[1])
-    made.add("0198c2f4-0000", 7, words)
-    made.add("0198c2f4-0001", 1000, "-")
-    return made
+def test_a_table_wraps_cells_becomes_records_if_narrow_and_replaces_control_characters() -> None:
+    def table(words: str) -> Table:
+        made = Table("email", "count", "words", right=[1])
+        made.add("0198c2f4-0000", 7, words)
+        made.add("0198c2f4-0001", 1000, "-")
+        return made
 
-
-HEADING = ["email           count   words", "─" * 40]
-RECORDS = [
-    "email   0198c2f4-0000",
-    "count   7",
-    "words   550 no such user",
-    "",
-    "email   0198c2f4-0001",
-    "count   1000",
-]
-
-
-@pytest.mark.parametrize(
-    ("width", "lines"),
-    [
-        (None, [*HEADING, "0198c2f4-0000       7   550 no such user", "0198c2f4-0001    1000   -"]),
-        (36, ["0198c2f4-0000       7   550 no such", "                        user", "0198c2f4-0001    1000   -"]),
-        (25, RECORDS),  # too narrow for the columns: rows become records
-        (20, ["email   0198c2f4-0000"]),  # a word is not broken
-    ],
-)
-def test_columns_are_aligned_and_cells_are_wrapped_on_a_narrow_terminal(width: int | None, lines: list[str]) -> None:
-    shown = table().lines(width) if width else table().lines()
-
-    assert [line for line in shown if line in lines] == lines
-    assert width in (20, 36) or shown == lines
-
-
-def test_wide_characters_take_two_columns_and_control_characters_are_replaced() -> None:
-    assert table("日本 x").lines(29)[2:4] == ["0198c2f4-0000       7   日本", "                        x"]
-    assert table("\x1b[31mred\n").lines()[2].endswith("\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}")
-
-
-def test_a_very_long_text_is_cut_and_the_words_of_the_fold_column_are_broken() -> None:
+    assert table("no such user").lines()[0] == "email           count   words"
+    assert table("no such user").lines(34)[2:] == [
+        "0198c2f4-0000       7   no such",
+        "                        user",
+        "0198c2f4-0001    1000   -",
+    ]
+    assert table("日本").lines(24)[:3] == ["email   0198c2f4-0000", "count   7", "words   日本"]
+    assert "\x1b" not in table("\x1b[31mred").lines()[2]
     assert max(map(len, table("x" * 1_000_000).lines())) < 5000
-    made = Table("variable", "value", fold=1)
-    made.add("DISPATCHER_AMQP_URL", "amqp://" + "x" * 60)
-    assert max(map(columns_of, made.lines(60))) <= 60
 
 
-def test_without_a_heading_a_table_has_only_rows_gaps_and_styles_that_add_no_width() -> None:
-    made = Table()
-    made.add(Styled("✗", "red"), "webhook", style="bold")
-    made.add(None, datetime(2026, 1, 2, 3, 4, 5).astimezone())
-    made.add_gap()
-    made.add("", "later")
-
-    assert made.lines() == ["✗   webhook", "-   2026-01-02 03:04:05", "", "    later"]
-    assert made.lines(coloured=True)[0] == "\x1b[31m✗\x1b[0m   \x1b[1mwebhook\x1b[0m"
+ID = "00000000-0000-7000-8000-000000000000"
+PRIVATE = "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"
+LANES = "it must be one of DISPATCHER_LANES: urgent, normal, bulk"
+ONE_OF_TWO = "'LANE': it is required, or another one of: lane, sender"
+NO_SELECTION = "No emails are selected."
 
 
-def test_tables_are_side_by_side_if_they_fit_and_otherwise_one_below_the_other() -> None:
-    left, right = Table(), Table()
-    left.add("sent", 1)
-    left.add("failed", 2)
-    right.add("worker")
+# tests/test_actions.py gives each field of each action a wrong value; tests/domain/test_kinds.py has the values.
+WRONG: dict[str, str] = {
+    "lanes set slow --weight 1": f"'LANE': {LANES}",
+    "lanes set bulk --from nothing": "'--from': it must be an address (otp@example.com) or a domain",
+    "lanes unset": ONE_OF_TWO,
+    "lanes unset bulk --from a@example.com": ONE_OF_TWO,
+    "domains set example.org": "needs at least one of: --per-second, --concurrent",
+    "domains set 'exa mple.org' --concurrent 1": "Invalid value for 'DOMAIN'",
+    "domains set ann@example.org --concurrent 1": "contains an @; write only the part after the @",
+    "domains set localhost --concurrent 1": "has no dot",
+    "pause tenant acme": "--reason",
+    "pause all acme --reason x": "unexpected extra argument",
+    "pause lane slow --reason x": LANES,
+    "pause provider pigeon --reason x": "it must be one of DISPATCHER_PROVIDERS: smtp",
+    "keys create --name shop": "needs --from-domain, --from-address or --from-anywhere",
+    "keys create --name shop --from-anywhere --from-domain example.com": "--from-anywhere",
+    "keys create --name shop --all-tenants --scope read --allow-lane nosuch": f"'--allow-lane': {LANES}",
+    "keys create --name s --all-tenants --scope read --tenant s": "'--all-tenants': it cannot be combined with",
+    "webhooks add https://shop.example.com/": "either --tenant or --all-tenants",
+    "webhooks add https://shop.example.com/ --tenant shop --events email.opened": "email.sent",
+    "webhooks add https://127.0.0.1/hooks --all-tenants": f"{PRIVATE}=on allows other",
+    "webhooks add 'https://[fd00::1]:8443/hooks' --all-tenants": f"{PRIVATE}=on allows other",
+    "webhooks add https://ann:secret@example.com/ --all-tenants": "no user, password",
+    "webhooks replay 1 --since yesterday": "'--since': it must be an age such as 90s, 2h or 3d, or a time such as",
+    "suppressions add d@example.org --days 3 --expires-at 2036-01-01T00:00:00Z --reason x --dry-run": "--days",
+    "held confirm --reason x": NO_SELECTION,
+    "held confirm order-17": "--reason is missing",
+    "held confirm order-17 --provider ses --reason x": "not both",
+    "held confirm --status failed --reason x": "--status",
+    "held confirm --text '' --yes --reason x": "--text",
+    "held confirm --tenant ' ' --yes --reason x": "--tenant",
+    "cancel --status sent --reason x": "--status",
+    "cancel --lane ' ' --reason x": "--lane",
+    "reschedule order-17 --now --send-in 1h --reason x": "another one of: send_at, send_in_seconds, now",
+    "reschedule order-17 --send-at 2026-12-24T18:00:00 --reason x": "--send-at",
+    "dlq list --poison --limit many": "--limit",
+    "dlq replay --reason x": "--all",
+    "dlq replay --all": "--reason",
+    f"dlq replay {ID} --provider ses --reason x": "not both",
+    "dlq replay --older-than soon --reason x": "--older-than",
+    "dlq reconcile --fix": "--reason",
+    "find --to secret": "--to",
+    "find --domain secret@example.org": "--domain",
+    "find --from secret@": "--from",
+    "forget 'not an address' --reason x --yes": "ADDRESS",
+    "forget +1 --reason x --yes": "The number must be a phone number",
+    "status --history 0s": "--history",
+    "status --history 7d --watch": "--watch",
+    "doctro": "Did you mean 'doctor'?",
+}
 
-    assert side_by_side([left, right], 80, coloured=False) == ["sent     1    worker", "failed   2"]
-    assert side_by_side([left, right], 12, coloured=False) == ["sent     1", "failed   2", "", "worker"]
+
+@pytest.mark.parametrize(("line", "words"), WRONG.items(), ids=list(WRONG))
+def test_wrong_usage_is_refused(bare: CommandLine, line: str, words: str) -> None:
+    away = bare.having(DISPATCHER_DATABASE_URL="postgresql://u@127.0.0.1:1/x", DISPATCHER_PROVIDERS="smtp")
+    away = away.having(DISPATCHER_AMQP_URL="amqp://u@127.0.0.1:1/")
+
+    ended = away(*shlex.split(line))
+
+    assert (ended.code, ended.stdout) == (2, ""), ended
+    assert words in " ".join(ended.stderr.split())
+    assert "secret" not in ended.stderr

@@ -54,26 +54,14 @@ def _end(program: Program, number: signal.Signals = signal.SIGTERM) -> int:
     return program.await_exit(DEADLINE_SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (
-            {"DATABASE_URL": "http://db", "WORKERS": "many", "PROVIDERS": "none", "AMQP_URL": None},
-            ["DISPATCHER_DATABASE_URL", "DISPATCHER_WORKERS", "DISPATCHER_PROVIDERS has an", "DISPATCHER_AMQP_URL is"],
-        ),
-        ({"PROVIDERS": "smtp"}, ["DISPATCHER_SMTP_URL is not set"]),
-        ({"AMQP_URL": "amqp://u:p@mq/?heartbeat=blue"}, ["DISPATCHER_AMQP_URL"]),
-        ({"PROVIDERS": "smtp", "SMTP_URL": "smtp://mx", "CA_FILE": "/dev/null"}, ["DISPATCHER_CA_FILE"]),
-    ],
-    ids=["all mistakes", "provider", "URL", "certificate"],
-)
-def test_missing_or_invalid_settings_stop_the_start(
-    settled: CommandLine, settings: dict[str, str | None], words: list[str]
-) -> None:
-    ended = settled.having(**{f"DISPATCHER_{name}": value for name, value in settings.items()})("run")
+def test_all_invalid_settings_are_reported_before_the_start(settled: CommandLine) -> None:
+    given = {"DATABASE_URL": "http://db", "WORKERS": "many", "PROVIDERS": "none", "CA_FILE": "/dev/null"}
+
+    ended = settled.having(**{f"DISPATCHER_{name}": value for name, value in given.items()})("run")
 
     assert (ended.code, ended.stderr) == (78, "")
-    assert [reason[: len(each)] for reason, each in zip(ended.refusals, words, strict=True)] == words
+    named = {reason.partition(" ")[0].removeprefix("DISPATCHER_") for reason in ended.refusals}
+    assert named == given.keys()
 
 
 def test_on_a_terminal_start_errors_are_text_and_not_log_lines(settled: CommandLine) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 
@@ -14,14 +13,11 @@ import psycopg
 import pytest
 
 from dispatcher.broker.topology import Topology
-from dispatcher.cli.status import fetch_unready, take_snapshot
-from dispatcher.cli.status_page import table
-from dispatcher.config import load
+from dispatcher.cli.status import fetch_unready
 from dispatcher.config.values import Listener
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.host.web_server import WebResponse, WebServer
-from dispatcher.store.old_transactions import OldTransaction
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.store.books import Books
 from tests.store.pausing import pause
@@ -58,17 +54,6 @@ def test_json_and_table_have_every_status_and_queue(prepared: CommandLine, table
     assert "3.0 h ahead of PostgreSQL's clock" in prepared("status").stdout
 
 
-def test_what_keeps_old_row_versions_is_named_with_a_remedy(settled: CommandLine) -> None:
-    old = OldTransaction("session", "4711", "app", "psql", datetime(2026, 1, 2, tzinfo=UTC), 12_000)
-    snapshot = replace(take_snapshot(load(settled.whole_environment)), old_transaction=old)
-
-    (line,) = [line for line in table(snapshot, coloured=False) if "old row versions" in line]
-
-    assert "because of the session 4711 (user app, application psql, open since 2026-01-02 00:00:00 UTC" in line
-    assert "select pg_terminate_backend(4711)" in line
-    assert snapshot.to_json()["old_transaction"]["name"] == "4711"
-
-
 def test_undecided_emails_are_counted_in_the_week_before_they_expire(prepared: CommandLine, tables: Books) -> None:
     tables.enqueue_one()
     assert prepared("status", "--json").json["expiring"] == {"emails": 0, "first_in_seconds": None}
@@ -87,7 +72,6 @@ def test_undecided_emails_are_counted_in_the_week_before_they_expire(prepared: C
 def test_a_provider_is_shown_with_the_worst_state_of_any_worker(
     prepared: CommandLine, connection: psycopg.Connection
 ) -> None:
-    lines = prepared("status").stdout.splitlines()
     long = "SMTP refuses [our] credentials. " * 8
     for provider, slot, state, reason, seconds, ago in (
         ("smtp", "a:w0", "paused", "throttled", 1000, 0),
@@ -106,19 +90,15 @@ def test_a_provider_is_shown_with_the_worst_state_of_any_worker(
         )
 
     providers = prepared("status", "--json").json["providers"]
-    shown = prepared("status").stdout.splitlines()
+    shown = prepared("status").stdout
 
     assert 0 < providers["smtp"].pop("seconds_left") <= 200
     assert providers == {
         "smtp": {"state": "open", "workers": 3, "reason": long},
         "ses": {"state": "half_open", "workers": 1, "reason": None, "seconds_left": None},
     }
-    assert shown[: len(lines)] == lines  # the long reason widens no column
-    assert [line for line in shown if line != line.rstrip()] == []
-    (smtp,) = [line for line in shown if "smtp: open (3 workers, " in line]
-    assert "SMTP refuses [our] credentials." in smtp
-    assert "To try it at once: `dispatcher resume provider smtp`." in smtp
-    assert any("half open (1 worker)" in line for line in shown)
+    for words in ("smtp: open (3 workers, ", "[our] credentials.", "`dispatcher resume provider smtp`", "half open"):
+        assert words in shown
 
 
 def test_current_workers_vanished_hosts_and_recent_latency_are_shown(prepared: CommandLine, tables: Books) -> None:
@@ -275,18 +255,14 @@ async def unready_of(body: bytes) -> str | None:
 @pytest.mark.parametrize(
     ("body", "unready"),
     [
-        (b'{"checks": {"processes": {"ok": false, "reason": "worker 0 cannot boot."}}}', "worker 0 cannot boot."),
-        (b'{"checks": {"processes": {"ok": false, "reason": "\\u001b]0;owned\\u0007"}}}', "\ufffd]0;owned\ufffd"),
+        (
+            b'{"checks": {"processes": {"ok": false, "reason": "worker 0 \\u001b]0;cannot boot."}}}',
+            "worker 0 \ufffd]0;cannot boot.",
+        ),
         (b'{"checks": {"processes": {"ok": true, "reason": null}}}', None),
-        (b'{"checks": {"processes": {"ok": false, "reason": {"a": 1}}}}', None),
         (b'{"checks": []}', None),
-        *((body, None) for body in (b"[]", b"", b"not JSON", b"\xff", b" " * 1_000_000)),
+        (b"not JSON", None),
     ],
 )
 async def test_the_reason_why_a_host_is_not_ready_has_no_control_characters(body: bytes, unready: str | None) -> None:
     assert await unready_of(body) == unready
-
-
-async def test_without_a_listener_no_host_is_said_to_be_unready() -> None:
-    assert await fetch_unready(Listener("", 0)) is None
-    assert await fetch_unready(Listener("127.0.0.1", 1)) is None

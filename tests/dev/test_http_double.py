@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytest
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.http_behaviour import Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
-from dispatcher.dev.recording_server import stop
 from tests.providers.places import printing
 from tests.waiting import until
 
@@ -73,37 +70,6 @@ async def test_each_acceptance_of_an_email_is_in_the_ledger(double: HttpDouble) 
     assert double.ledger().duplicates == double.requests == {"one": 2}
 
 
-@pytest.mark.parametrize(("path", "document"), [(SENDGRID, for_sendgrid("one")), (SES, for_ses("one"))])
-async def test_throttling_ends(path: str, document: dict[str, Any], double: HttpDouble) -> None:
-    double.behaviour.throttle(30)
-    early, headers, _ = await say(double.port, "POST", path, document)
-    double.behaviour.throttle(-1)
-    late, _, _ = await say(double.port, "POST", path, document)
-
-    assert early == 429
-    assert ("x-ratelimit-reset" in headers) == (path == SENDGRID)
-    assert late in (200, 202)
-    assert double.ledger().times == {"one": 1}
-    assert double.requests == {"one": 2}
-
-
-@pytest.mark.parametrize("document", [[], {}, {"personalizations": 1}, "text", None])
-@pytest.mark.parametrize("path", [SENDGRID, SES])
-async def test_an_invalid_body_is_refused(path: str, document: object, double: HttpDouble) -> None:
-    status, _, _ = await say(double.port, "POST", path, document)
-
-    assert status == 400
-    assert not double.ledger().ids
-
-
-async def test_invalid_http_closes_the_connection(double: HttpDouble) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", double.port)
-    writer.write(b"EHLO there\r\n")
-
-    assert await reader.read() == b""
-    writer.close()
-
-
 async def test_it_runs_as_a_program_and_is_controlled_over_http(tmp_path: Path) -> None:
     async with printing("dispatcher.dev.http_double", tmp_path, "--tls") as document:
         tls = ssl.create_default_context(cafile=document["ca_file"])
@@ -122,13 +88,6 @@ async def test_it_runs_as_a_program_and_is_controlled_over_http(tmp_path: Path) 
     assert read_ledger(Path(document["ledger"])).times == {"one": 1}
     lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [(line["email_id"], line["came"]) for line in lines] == [("one", "accepted"), ("one", "503"), ("two", "429")]
-
-
-async def test_an_invalid_change_of_behaviour_is_refused(double: HttpDouble) -> None:
-    status, _, _ = await say(double.port, "PUT", "/double", {"act": "explode"})
-
-    assert status == 400
-    assert double.behaviour.fault is None
 
 
 async def test_the_wire_record_has_every_event_of_each_request(tmp_path: Path) -> None:
@@ -158,28 +117,3 @@ async def test_a_forgotten_request_is_not_in_the_ledger_and_gets_no_answer(doubl
 
     assert double.requests == {"id-1": 1}
     assert not double.ledger().entries
-
-
-@pytest.mark.parametrize("turns", range(5))
-async def test_a_connection_that_was_accepted_a_moment_ago_is_ended(turns: int) -> None:
-    opened = set[asyncio.BaseTransport]()
-
-    class Session(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            opened.add(transport)
-
-    def drop() -> None:
-        for transport in opened:
-            assert isinstance(transport, asyncio.Transport)
-            transport.abort()
-
-    server = await asyncio.get_running_loop().create_server(Session, "127.0.0.1", 0)
-    with socket.create_connection(server.sockets[0].getsockname()) as client:
-        client.settimeout(10)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-
-        await stop(server, drop)
-
-        with suppress(ConnectionResetError):  # the kernel had accepted the connection, and the server had not
-            assert await asyncio.to_thread(client.recv, 1) == b""

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from dispatcher.dev import keeper, ports
-from dispatcher.dev.servers import Servers, private_servers, start, status, stop
+from dispatcher.dev import cache, keeper, ports, rabbitmq
+from dispatcher.dev.servers import Servers, guess_management_url, private_servers, start, status, stop
 from dispatcher.errors import ServerUnavailable
 from tests.waiting import wait_until
 
@@ -31,6 +31,9 @@ with private_servers(Path(sys.argv[1])):
     print("ready", flush=True)
     sys.stdin.read()
 """
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+"""127.0.0.1, ::1, and 127.0.0.1 for sockets of IPv6, in /proc/net of a little-endian machine."""
 
 
 def quietly(_: str) -> None:
@@ -118,15 +121,6 @@ def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
         stop(used)
 
 
-def test_a_failure_of_one_server_stops_the_other(used: Path, unnamed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "docker")
-
-    with pytest.raises(ServerUnavailable, match="DISPATCHER_DEV_RABBITMQ"):
-        start(used, progress=quietly, owner_pid=os.getpid())
-
-    assert status(used).pids == {}
-
-
 def test_the_error_of_a_server_that_cannot_start_has_the_end_of_its_log(used: Path, broker_named: Servers) -> None:
     with private_servers(used):
         control = next(used.glob("postgres-*")) / "global" / "pg_control"
@@ -166,7 +160,7 @@ def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(
         assert {"epmd", "beam.smp", "erl_child_setup", "postgres"} <= names
         addresses = listening(family)
         assert len(addresses) >= 5  # PostgreSQL, AMQP, management, Erlang's distribution, epmd
-        assert all(host.is_loopback for host, _ in addresses)
+        assert {host for host, _ in addresses} <= LOOPBACK
 
         process.kill()
 
@@ -187,18 +181,59 @@ def test_servers_of_a_killed_owner_do_not_block_the_next_start(used: Path, broke
             assert servers.owned
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unnamed")
-def test_servers_without_an_owner_outlive_the_process_that_started_them(tmp_path: Path) -> None:
-    script = "import sys; from pathlib import Path; from dispatcher.dev.servers import start\n"
-    script += "start(Path(sys.argv[1]), progress=print, owner_pid=None)"
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
-    guard = status(tmp_path).pids["keeper"]
-    family = [guard, *keeper.descendants(guard)]
+@pytest.mark.parametrize(
+    ("amqp_url", "management_url"),
+    [
+        ("amqp://u:p%40s@mq.internal:5672/%2F", "http://u:p%40s@mq.internal:15672"),
+        ("amqps://u:p@mq.internal/", "https://u:p@mq.internal:15671"),
+        ("amqp://[::1]:5673", "http://guest:guest@[::1]:15672"),
+    ],
+)
+def test_the_management_url_is_guessed_from_the_amqp_url(amqp_url: str, management_url: str) -> None:
+    assert guess_management_url(amqp_url) == management_url
 
-    assert status(tmp_path).running
-    assert stop(tmp_path) == ["epmd", "postgres", "rabbitmq"]
-    assert [pid for pid in family if keeper.identify(pid)] == []
+
+def test_an_interrupted_build_is_repeated_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
+
+    def interrupted(folder: Path) -> None:
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    def whole(folder: Path) -> None:
+        (folder / "all").touch()
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.obtain("thing", interrupted)
+    (tmp_path / ".thing.partial-of-a-killed-run").mkdir()
+
+    assert [path.name for path in cache.obtain("thing", whole).iterdir()] == ["all"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".thing.lock", "thing"]
+
+
+def test_without_apt_the_error_says_what_to_install_or_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "debian")
+    monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(ServerUnavailable) as caught:
+        rabbitmq.find(lambda _: None)
+
+    assert "apt-get" in caught.value.message
+    for words in ("rabbitmq-server", "DISPATCHER_AMQP_URL"):
+        assert words in str(caught.value.remedy)
+
+
+def test_only_this_user_may_read_the_secrets(servers: Servers) -> None:
+    readable = [
+        path.name
+        for path in servers.folder.rglob("*")
+        if path.suffix in {".json", ".conf", ".cookie"}
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    ]
+
+    assert readable == []
+    assert not servers.folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
 @pytest.mark.slow
@@ -230,19 +265,13 @@ def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def listening(pids: list[int]) -> set[tuple[IPv4Address | IPv6Address, int]]:
-    """The addresses on which these processes listen, from /proc/net."""
+def listening(pids: list[int]) -> set[tuple[str, int]]:
+    """The hosts, in the format of the kernel, and the ports on which these processes listen."""
     inodes = {inode for pid in pids for inode in _sockets(pid)}
     tables = [Path(table).read_text().splitlines()[1:] for table in ("/proc/net/tcp", "/proc/net/tcp6")]
-    lines = [line.split() for table in tables for line in table]
-    return {_address(fields[1]) for fields in lines if fields[3] == "0A" and fields[9] in inodes}
-
-
-def _address(text: str) -> tuple[IPv4Address | IPv6Address, int]:
-    """An address in the format of /proc/net: hexadecimal, in words of four bytes in the machine's order."""
-    host, port = text.split(":")
-    words = [bytes.fromhex(host[at : at + 8]) for at in range(0, len(host), 8)]
-    return ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)), int(port, 16)
+    found = [line.split() for table in tables for line in table]
+    places = [fields[1].split(":") for fields in found if fields[3] == "0A" and fields[9] in inodes]
+    return {(host, int(port, 16)) for host, port in places}
 
 
 def _name(pid: int) -> str:

@@ -14,7 +14,6 @@ import pytest
 from dispatcher.dev import keeper
 from dispatcher.dev.keeper import Plan, ProcessIdentity
 from dispatcher.dev.processes import Processes
-from dispatcher.errors import ServerUnavailable
 from tests.waiting import wait_until
 
 
@@ -59,24 +58,6 @@ def test_stop_ends_processes_and_their_orphaned_grandchildren(processes: Process
     assert processes.keeper() is None
 
 
-def test_stop_is_idempotent(processes: Processes) -> None:
-    processes.stop()
-
-    assert processes.stop() == []
-
-
-def test_stop_reaps_a_killed_keeper(processes: Processes) -> None:
-    pid = launched(processes, shell(processes.folder, "exec sleep 600"))
-    victim = processes.keeper()
-    assert victim is not None
-
-    os.kill(victim.pid, signal.SIGKILL)
-
-    wait_until(lambda: keeper.identify(pid) is None)
-    assert processes.stop() == []
-    assert keeper.identify(victim.pid, even_a_zombie=True) is None
-
-
 def test_stop_ends_processes_that_outlived_a_killed_keeper(processes: Processes) -> None:
     script = "trap '' USR1; while :; do sleep 1; done"
     pid = launched(processes, shell(processes.folder, script, orphaned="SIGUSR1"))
@@ -117,18 +98,6 @@ def test_processes_end_when_their_owner_is_killed(tmp_path: Path) -> None:
     processes.stop()
 
 
-def test_a_process_that_has_exited_can_be_launched_again(processes: Processes) -> None:
-    plan = shell(processes.folder, "exec sleep 600")
-    first = launched(processes, plan)
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: processes.exit_report("shell") is not None)
-
-    processes.launch("shell", plan)
-
-    wait_until(lambda: processes.running().get("shell", first) != first)
-    assert processes.exit_report("shell") is None
-
-
 def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Processes) -> None:
     processes.launch("shell", shell(processes.folder, "echo no space left >&2; exit 3"))
 
@@ -137,13 +106,6 @@ def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Proc
     assert "exited with code 3" in words
     assert "no space left" in words
     assert str(processes.folder / "log" / "shell.log") in words
-
-
-def test_nothing_is_launched_without_a_keeper(processes: Processes) -> None:
-    processes.stop()
-
-    with pytest.raises(ServerUnavailable, match="stopped during their start"):
-        processes.launch("shell", shell(processes.folder, "exec sleep 600"))
 
 
 def ignores(pid: int, number: int) -> bool:

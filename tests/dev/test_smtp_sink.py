@@ -13,7 +13,7 @@ from dispatcher.config.values import SmtpServer
 from dispatcher.dev.acceptance_ledger import LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink
-from dispatcher.dev.wire import Exchange, Fragment, Wire
+from dispatcher.dev.wire import Wire
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.emails import an_email, send
@@ -114,46 +114,24 @@ async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour
     return Wire.of([orjson.loads(line) for line in sink.wire_path.read_bytes().splitlines()])
 
 
-def bare(exchange: Exchange) -> tuple[UUID, bool, bool]:
-    return exchange.email_id, exchange.answered_at is not None, exchange.was_read
+@pytest.mark.parametrize(
+    ("content", "behaviour", "exchanges", "fragments", "closed"),
+    [
+        ((BODY + b".\r\n", b"queued as"), None, [(ID, True, True)], 0, 0),
+        ((BODY + b".\r\n", b""), SmtpBehaviour({Step.ANSWER: SmtpFault.CLOSE}), [(ID, False, True)], 0, 1),
+        ((BODY, None), None, [], 1, 0),
+    ],
+    ids=["answered", "closed by the server", "without its final dot"],
+)
+async def test_the_wire_record_has_what_arrived_and_whether_it_was_answered(
+    content: tuple[bytes, bytes | None],
+    behaviour: SmtpBehaviour | None,
+    exchanges: list[tuple[UUID, bool, bool]],
+    fragments: int,
+    closed: int,
+    tmp_path: Path,
+) -> None:
+    wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), content, behaviour=behaviour)
 
-
-async def test_an_accepted_email_is_recorded_as_read_and_answered(tmp_path: Path) -> None:
-    wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b"queued as"))
-
-    assert [bare(each) for each in wire.exchanges] == [(ID, True, True)]
-    assert not wire.fragments
-    assert not wire.closed_at
-
-
-async def test_an_email_whose_connection_the_server_closed_is_recorded_as_read_and_not_answered(tmp_path: Path) -> None:
-    behaviour = SmtpBehaviour({Step.ANSWER: SmtpFault.CLOSE})
-
-    wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b""), behaviour=behaviour)
-
-    assert [bare(each) for each in wire.exchanges] == [(ID, False, True)]
-    assert len(wire.closed_at) == 1
-
-
-async def test_content_without_its_final_dot_is_a_fragment(tmp_path: Path) -> None:
-    wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY, None))
-
-    assert not wire.exchanges
-    assert [type(each) for each in wire.fragments] == [Fragment]
-
-
-async def test_a_refused_recipient_is_not_in_the_wire_record(tmp_path: Path) -> None:
-    for name, reply in {b"busy-1": b"450 4.2.1", b"limited-1": b"450 4.7.1", b"full-1": b"452 4.2.2"}.items():
-        wire = await wire_of(tmp_path / name.decode(), (ENVELOPE % name, reply))
-
-        assert (wire.exchanges, wire.fragments, wire.closed_at) == ([], [], [])
-
-
-def test_a_change_applies_the_given_number_of_times_and_resets_the_script() -> None:
-    behaviour = SmtpBehaviour({Step.MAIL: SmtpFault.CLOSE}, latency_seconds=3.0)
-
-    behaviour.change({"script": {"end": "451 4.3.0 later"}, "times": 2, "latency_ms": 30})
-
-    assert [behaviour.scripted(Step.END) for _ in range(3)] == ["451 4.3.0 later"] * 2 + [None]
-    assert behaviour.scripted(Step.MAIL) is None
-    assert behaviour.latency_seconds == 0.03
+    assert [(each.email_id, each.answered_at is not None, each.was_read) for each in wire.exchanges] == exchanges
+    assert (len(wire.fragments), len(wire.closed_at)) == (fragments, closed)

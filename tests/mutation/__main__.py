@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ import click
 
 from dispatcher.dev.servers import private_servers
 from tests.conftest import SERVERS_VARIABLE
-from tests.mutation.mutants import ROOMS, Mutant, all_mutants
+from tests.mutation.mutants import ROOMS, all_mutants
 from tests.mutation.tests_by_line import TestsByLine, record
 
 CHECKOUT: Final = Path(__file__).parents[2]
@@ -75,8 +76,7 @@ class Verdict:
 @click.option("--room", "rooms", type=click.Choice(list(ROOMS)), multiple=True, help="Repeatable.  [default: all]")
 @click.option("--faults", is_flag=True, help="Plant the named faults instead of a sample.")
 @click.option("--jobs", type=click.IntRange(1, 16), default=os.cpu_count() or 1, help="At the same time.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each fault.")
-def main(*, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, jobs: int, as_json: bool) -> None:
+def main(*, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, jobs: int) -> None:
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     data_file = _known_tests()
     tests_by_line = TestsByLine(CHECKOUT, data_file)
@@ -97,8 +97,6 @@ def main(*, sample: int, seed: int | None, rooms: Sequence[str], faults: bool, j
                 f" {verdict.seconds:5.0f} s  {verdict.tests:4} tests  {verdict.fault}  {verdict.noticed_by}",
                 err=True,
             )
-            if as_json:
-                click.echo(json.dumps(asdict(verdict)))
     noticed = sum(bool(verdict.noticed_by) for verdict in verdicts)
     click.echo(f"{noticed} of {len(verdicts)} noticed ({100 * noticed / len(verdicts):.0f} %)")
     for verdict in verdicts:
@@ -132,14 +130,9 @@ def _drawn(tests_by_line: TestsByLine, rooms: Sequence[str], sample: int, seed: 
     chance = random.Random(seed)
     for mutants in by_room:
         chance.shuffle(mutants)
-    drawn = [mutant for group in _turns(by_room) for mutant in group][:sample]
+    drawn = [mutant for group in zip_longest(*by_room) for mutant in group if mutant][:sample]
     for mutant in drawn:
         yield Fault(str(mutant), mutant.file, mutant.text, tests_by_line.tests_of(mutant.file, mutant.lines))
-
-
-def _turns(groups: Sequence[Sequence[Mutant]]) -> Iterator[list[Mutant]]:
-    for place in range(max(map(len, groups))):
-        yield [group[place] for group in groups if place < len(group)]
 
 
 def _named(tests_by_line: TestsByLine) -> Iterator[Fault]:

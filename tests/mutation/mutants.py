@@ -17,18 +17,8 @@ ROOMS: Final = {
     "routing": ("dispatcher/routing/*.py",),
     "ledger": ("dispatcher/host/ledger*.py",),
     "store": (
-        "sql/queries/dead.sql",
-        "sql/queries/enqueue.sql",
-        "sql/queries/events.sql",
-        "sql/queries/held.sql",
-        "sql/queries/lease.sql",
-        "sql/queries/record.sql",
-        "sql/queries/relay.sql",
-        "sql/queries/replay.sql",
-        "sql/queries/settle.sql",
-        "sql/queries/timing.sql",
-        "sql/queries/unsent.sql",
-        "sql/queries/waiting.sql",
+        *(f"sql/queries/{name}.sql" for name in ("dead", "enqueue", "events", "held", "lease", "record", "relay")),
+        *(f"sql/queries/{name}.sql" for name in ("replay", "settle", "timing", "unsent", "waiting")),
     ),
 }
 """The files of each room. `worker/in_flight_email.py` holds the table of transitions."""

@@ -1,4 +1,7 @@
-"""Which tests execute which line of the product."""
+"""Which tests execute which line of the product: `pytest -p tests.mutation.tests_by_line` records them.
+
+Each process of the run writes its own file beside the one that the variable `DATA_FILE` names; see `coverage combine`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import coverage
+import pytest
 
-from tests.mutation.plugin import DATA_FILE
-
+DATA_FILE: Final = "DISPATCHER_TESTS_BY_LINE"
 PROCESSES: Final = 4
 _STATEMENT: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _PART: Final = re.compile(r"^-- (?:name|part): (\w+)$", re.MULTILINE)
@@ -76,8 +79,34 @@ def record(checkout: Path, data_file: Path, paths: Sequence[str]) -> None:
     for old in data_file.parent.glob(f"{data_file.name}*"):
         old.unlink()
     distribution = ["--numprocesses", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.plugin", *distribution, *paths]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.tests_by_line", *distribution, *paths]
     subprocess.run(command, cwd=checkout, env={**os.environ, DATA_FILE: str(data_file)}, check=False)
     combined = coverage.Coverage(data_file=str(data_file), config_file=False)
     combined.combine([str(data_file.parent)])
     combined.save()
+
+
+class _Recorder:
+    def __init__(self, data_file: str) -> None:
+        self._coverage = coverage.Coverage(
+            data_file=data_file, data_suffix=True, source=["dispatcher"], branch=False, config_file=False
+        )
+        self._coverage.set_option("run:relative_files", True)
+        self._coverage.start()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._coverage.switch_context(item.nodeid)
+        try:
+            return (yield)
+        finally:
+            self._coverage.switch_context("")
+
+    def pytest_unconfigure(self) -> None:
+        self._coverage.stop()
+        self._coverage.save()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Recorder(os.environ[DATA_FILE]))
