@@ -5,6 +5,7 @@ What both functions implement is tested for the synchronous and for the `_async`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -443,6 +444,17 @@ class TestRaces:
 
         assert sorted(answer.count(ACCEPTED) for answer in answers) == [0, 0, 0, 200]
         assert row_counts(books)["email_log"] == 200
+
+    async def test_the_async_function_waits_without_blocking_the_loop(
+        self, first: Any, tables_url: str, books: Books
+    ) -> None:
+        connection, held = first
+        async with await psycopg.AsyncConnection.connect(tables_url, application_name="second") as second:
+            waiting = asyncio.create_task(enqueue_async(second, email("key")))
+            await until(lambda: books.waiting_for_a_lock("second"))
+            connection.commit()
+
+            assert await asyncio.wait_for(waiting, 20) == Enqueued(held.email_id, "key", KNOWN)
 
 
 @once
