@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,12 +26,14 @@ import pytest
 from hypothesis.internal.conjecture import providers as examples
 from psycopg import sql
 
+from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 from dispatcher.supervisor.preflight import raise_file_limit
 from tests.broker.declarer import Declarer
+from tests.broker.rabbit import Rabbit
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -241,6 +243,13 @@ def declarer(servers: Servers) -> Iterator[Declarer]:
     """Creates and deletes queues over one connection for the whole run."""
     with Declarer(servers.amqp_url) as opened:
         yield opened
+
+
+@pytest.fixture
+async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
+    """A RabbitMQ client that is separate from the client under test."""
+    async with await open_connection(servers.amqp_url, name="test") as connection:
+        yield Rabbit(connection)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.proxy import Proxy
@@ -16,13 +15,6 @@ from tests.broker.rabbit import Operator, Rabbit
 @pytest.fixture
 def amqp_url(servers: Servers) -> str:
     return servers.amqp_url
-
-
-@pytest.fixture
-async def rabbit(amqp_url: str) -> AsyncIterator[Rabbit]:
-    """A RabbitMQ client that is separate from the client under test."""
-    async with await open_connection(amqp_url, name="test") as connection:
-        yield Rabbit(connection)
 
 
 @pytest.fixture

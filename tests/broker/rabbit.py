@@ -141,35 +141,21 @@ class Operator:
         return bool(listed)
 
     @contextmanager
-    def policy(
-        self,
-        queue: str,
-        definition: dict[str, Any],
-        *,
-        vhost: str = "/",
-        kind: str = "policy",
-        name: str | None = None,
-        pattern: str | None = None,
-        priority: int = 100,
-    ) -> Iterator[None]:
-        """Apply a policy, or an operator policy, to a queue for the duration of a block."""
-        name = name or queue
-        kinds = {"policy": "policies", "operator_policy": "operator-policies"}
-        path = f"/api/{kinds[kind]}/{quote(vhost, safe='')}/{quote(name, safe='')}"
-        fields = {"definition": definition, "apply-to": "queues", "priority": priority}
-        fields["pattern"] = pattern or f"^{re.escape(queue)}$"
+    def policy(self, queue: str, definition: dict[str, Any]) -> Iterator[None]:
+        """Apply a policy to a queue for the duration of a block."""
+        path = f"/api/policies/%2F/{quote(queue, safe='')}"
+        fields = {"definition": definition, "apply-to": "queues", "priority": 100, "pattern": f"^{re.escape(queue)}$"}
+
+        def is_applied() -> bool:
+            report = json.loads(self._request("GET", f"/api/queues/%2F/{quote(queue, safe='')}"))
+            return bool(report.get("policy") == queue)
+
         self._request("PUT", path, fields)
         try:
-            wait_until(lambda: self.report(queue, vhost).get(kind) == name)
+            wait_until(is_applied)
             yield
         finally:
             self._request("DELETE", path)
-
-    def report(self, queue: str, vhost: str = "/") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
-            self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}")
-        )
-        return found
 
     def set_permissions(self, user: str, password: str, *, tags: str = "", **permissions: str) -> None:
         """Create a user with exactly these permissions."""
@@ -185,6 +171,12 @@ class Operator:
                 yield connection["name"]
 
     def _request(self, method: str, path: str, fields: object = None) -> bytes:
+        status, body = self.request(method, path, fields)
+        assert status < 300, (status, body)
+        return body
+
+    def request(self, method: str, path: str, fields: object = None) -> tuple[int, bytes]:
+        """The status and the body of the management API's response."""
         credentials = f"{unquote(self._parts.username or '')}:{unquote(self._parts.password or '')}"
         headers = {
             "Authorization": "Basic " + base64.b64encode(credentials.encode()).decode(),
@@ -194,8 +186,6 @@ class Operator:
         try:
             connection.request(method, path, body=None if fields is None else json.dumps(fields), headers=headers)
             reply = connection.getresponse()
-            body = reply.read()
-            assert reply.status < 300, (reply.status, body)
-            return body
+            return reply.status, reply.read()
         finally:
             connection.close()

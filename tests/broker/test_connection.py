@@ -13,8 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import trustme
-import uvloop
-from pika import exceptions
 from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import (
@@ -25,12 +23,11 @@ from dispatcher.broker.connection import (
     open_connection,
     parameters,
 )
-from dispatcher.broker.faults import NOT_FOUND, ChannelClosed, reason
+from dispatcher.broker.faults import NOT_FOUND, ChannelClosed
 from dispatcher.broker.topology import Topology
 from dispatcher.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
-from tests.waiting import until
 
 PASSWORD = "hunter2"
 STRANGER = f"nobody:{PASSWORD}"
@@ -104,12 +101,6 @@ def test_an_invalid_url_is_a_configuration_mistake_and_is_not_quoted(url: str) -
     assert mistake.value.__suppress_context__
 
 
-def test_a_url_may_override_our_defaults() -> None:
-    (ours,), (theirs,) = parameters("amqp://u:p@h/"), parameters("amqp://u:p@h/?heartbeat=7")
-
-    assert (ours.heartbeat, ours.connection_attempts, theirs.heartbeat) == (10, 1, 7)
-
-
 def test_all_urls_must_name_the_same_virtual_host() -> None:
     nodes = parameters("amqp://u:p@a/mail, amqps://u:p,q@b:5671/mail")
     with pytest.raises(ConfigurationError, match="different virtual hosts"):
@@ -119,12 +110,6 @@ def test_all_urls_must_name_the_same_virtual_host() -> None:
     assert nodes[1].credentials.password == "p,q"
 
 
-async def test_one_reachable_node_is_enough(amqp_url: str, dead: str) -> None:
-    for _ in range(4):
-        async with await open_connection(f"{dead},{amqp_url},{dead}", name="test") as connection:
-            assert not connection.lost.done()
-
-
 async def test_a_frozen_node_delays_the_next_one_only_briefly(amqp_url: str, silent: str) -> None:
     frozen = changed(amqp_url, credentials="u:p", place=silent)
 
@@ -132,17 +117,6 @@ async def test_a_frozen_node_delays_the_next_one_only_briefly(amqp_url: str, sil
         connection = await open_connection(f"{frozen},{frozen},{amqp_url}", name="test")
 
     await connection.close()
-
-
-async def test_connections_spread_over_the_nodes(amqp_url: str) -> None:
-    async with Proxy(amqp_url) as one, Proxy(amqp_url) as another:
-        for _ in range(30):
-            await (await open_connection(f"{one.url},{another.url}", name="test")).close()
-            if one.connections and another.connections:
-                break
-
-        assert one.connections
-        assert another.connections
 
 
 async def test_the_error_names_every_unreachable_node(amqp_url: str, closed_port: int, dead: str) -> None:
@@ -232,25 +206,6 @@ async def test_close_does_not_wait_for_a_silent_server(proxy: Proxy) -> None:
     assert connection.lost.done()
 
 
-async def test_a_cancelled_connect_leaves_no_connection(proxy: Proxy) -> None:
-    proxy.freeze()
-    connecting = asyncio.create_task(open_connection(proxy.url, name="test"))
-    await until(lambda: proxy.connections)
-    connecting.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await connecting
-
-
-def test_it_works_under_uvloop(amqp_url: str) -> None:
-    async def there_and_back() -> str:
-        async with await open_connection(amqp_url, name="test") as connection:
-            await connection.open_channel()
-        return connection.lost.result()
-
-    assert uvloop.run(there_and_back()) == "we closed the connection"
-
-
 def table(kind: bytes, value: bytes) -> bytes:
     """An AMQP table with one entry, whose name is k."""
     entry = b"\x01k" + kind + value
@@ -282,14 +237,6 @@ async def test_headers_that_pika_cannot_parse_do_not_end_the_connection(topology
 
     assert [message.body for message in taken] == [b"strange", b"neighbour"] * 3
     assert [message.properties.headers for message in taken[::2]] == [None] * 3
-
-
-def test_every_exception_of_pika_has_a_text_of_ours() -> None:
-    for kind in vars(exceptions).values():
-        if isinstance(kind, type) and issubclass(kind, exceptions.AMQPConnectionError):
-            error = kind(320, "CONNECTION_FORCED") if issubclass(kind, exceptions.ConnectionClosed) else kind()
-            assert not reason(error).startswith(kind.__name__)
-            assert " " in reason(error)
 
 
 class SlowBroker:

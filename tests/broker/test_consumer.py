@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
@@ -17,12 +16,8 @@ from pika import frame, spec
 from structlog.testing import capture_logs
 
 from dispatcher.broker.consumer import CANCELLED_SECONDS, LOOK_SECONDS, Consumer, Delivery
-from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.pointer import Pointer
-from dispatcher.broker.publisher import Publisher
-from dispatcher.broker.topology import QueueWatch, Topology, declare, depths
+from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.domain.retry import Backoff
-from dispatcher.errors import ConfigurationError
 from tests.broker.declarer import Declarer
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import BrokerStage, Rabbit
@@ -187,14 +182,6 @@ async def test_exactly_the_unsettled_and_requeued_messages_are_redelivered_and_t
     assert (worker.losses, len(worker.deliveries)) == (0, 9 if is_requeued else 8)
 
 
-async def test_prefetch_limits_the_unacked_deliveries(stage: Stage) -> None:
-    await stage.publish(*"abcdef")
-    worker = stage.start(prefetch=2)
-
-    for number in (2, 4, 6):
-        worker.ack((await worker.got(number))[-2:])
-
-
 async def test_after_a_forced_close_old_deliveries_and_their_parts_are_void(stage: Stage, proxy: Proxy) -> None:
     await stage.publish("a", "b", "c")
     worker = stage.start(proxy.url)
@@ -352,24 +339,6 @@ async def test_cancel_and_close_before_the_first_delivery_end_the_run(closed_por
         await asyncio.wait_for(worker.task, 10)
 
 
-async def test_cancelling_the_task_returns_the_messages(stage: Stage) -> None:
-    await stage.publish("a")
-    worker = Worker(stage.amqp_url, {"normal": stage.queue})
-    (delivery,) = await worker.got(1)
-
-    worker.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await worker.task
-
-    worker.ack([delivery])
-    await stage.has("a")
-
-
-def test_an_invalid_url_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError):
-        Consumer("amqp://u:p@h:port/", {"normal": "q"}, prefetch=1, name="test")
-
-
 async def test_a_refused_login_calls_on_refused_and_other_tries_call_on_tried(stage: Stage, closed_port: int) -> None:
     parts = urlsplit(stage.amqp_url)
     refused = stage.start(urlunsplit(parts._replace(netloc=f"nobody:word@{parts.hostname}:{parts.port}")))
@@ -382,19 +351,6 @@ async def test_a_refused_login_calls_on_refused_and_other_tries_call_on_tried(st
 
 
 # Pauses.
-async def test_pause_returns_deliveries_to_other_consumers(stage: Stage, proxy: Proxy) -> None:
-    worker = stage.start(proxy.url)
-    await stage.publish("a", "b", "c")
-    worker.ack((await worker.got(3))[:1])
-
-    worker.consumer.pause()
-    assert not worker.consumer.is_consuming
-    await stage.publish("d")
-
-    await stage.has("b", "c", "d")
-    assert (worker.losses, worker.consumer.outstanding, worker.deliveries) == (1, 0, [])
-
-
 async def test_resume_consumes_again_deliveries_from_before_are_void_and_a_second_pause_stops_it(stage: Stage) -> None:
     worker = stage.start()
     await stage.publish("a", "b")
@@ -415,38 +371,6 @@ async def test_resume_consumes_again_deliveries_from_before_are_void_and_a_secon
     await until(lambda: worker.consumer.outstanding == 0)
     assert worker.losses == 3
     await stage.has_after(worker)
-
-
-async def test_resume_right_after_pause_consumes_again_and_is_not_a_loss(stage: Stage) -> None:
-    await stage.publish("a")
-    with capture_logs() as logs:
-        worker = stage.start()
-        await worker.got(1)
-
-        worker.consumer.pause()
-        worker.consumer.resume()
-        await worker.lost(1)
-
-        worker.ack(await worker.got(1))
-    assert "connection_lost" not in str(logs)
-
-
-async def test_a_pause_during_the_connect_takes_effect(stage: Stage, proxy: Proxy) -> None:
-    proxy.freeze()
-    worker = stage.start(proxy.url)
-    await stage.publish("a")
-    await until(lambda: proxy.holds)
-
-    worker.consumer.pause()
-    proxy.thaw()
-
-    await until(lambda: proxy.is_idle)
-    await stage.has("a")
-    assert (worker.losses, worker.deliveries, worker.consumer.is_consuming) == (0, [], False)
-    worker.consumer.resume()
-    await stage.publish("b")
-    await worker.got(1)
-    await stage.has_after(worker, "b")
 
 
 async def test_a_pause_at_any_moment_of_the_start_takes_effect(stage: Stage, proxy: Proxy) -> None:
@@ -536,55 +460,3 @@ async def test_a_deleted_queue_stops_only_its_lane_until_it_exists_again_also_if
     await own_stage.publish("of the new queue", lane="bulk")
     assert bodies(await worker.got(8))[-1] == "of the new queue"
     assert worker.losses == 0
-
-
-async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(own_stage: Stage) -> None:
-    await own_stage.rabbit.delete_queue(own_stage.queue)
-    worker = own_stage.start(all_lanes=True, prefetch=2)
-    await own_stage.publish("bulk", lane="bulk")
-    assert bodies(await worker.got(1)) == ["bulk"]
-
-    await declare(own_stage.amqp_url, own_stage.topology)
-    await own_stage.publish("normal")
-    await worker.got(2)
-
-
-WORKERS = 2
-
-
-@pytest.mark.parametrize(("rounds", "lanes"), [(1, 4), pytest.param(10, 20, marks=pytest.mark.slow)])
-async def test_a_deleted_queue_is_missing_until_it_is_declared_and_is_then_consumed(
-    amqp_url: str, undeclared: Topology, rabbit: Rabbit, rounds: int, lanes: int
-) -> None:
-    """RabbitMQ 4.0 keeps a queue, without its binding, if a consumer starts while the queue is being deleted."""
-    many = replace(undeclared, lanes=("normal", *(f"lane{number}" for number in range(1, lanes))))
-    queues = many.send_queues
-    await declare(amqp_url, many)
-    async with AsyncExitStack() as stack:
-        with capture_logs() as logs:
-            # Each consumer has one lane, so that it looks for the deleted queue as early as it can.
-            workers = [Worker(amqp_url, {lane: queues[lane]}, backoff=None) for lane in many.lanes * WORKERS]
-            watch = QueueWatch(amqp_url, many, name="test")
-            publisher = Publisher(amqp_url, many.exchange, name="test")
-            for each in (publisher.close, watch.close, *(worker.stop for worker in workers)):
-                stack.push_async_callback(each)
-
-            async def are_consumed() -> bool:
-                found = await watch.look()
-                return all(found[queue].consumers == WORKERS for queue in queues.values())
-
-            def missing() -> int:
-                return sum(log["event"] == "broker.queue_missing" for log in logs)
-
-            for number in range(1, rounds + 1):
-                await until_answer(are_consumed)
-                await asyncio.gather(*map(rabbit.delete_queue, queues.values()))
-                await until(lambda number=number: missing() == number * WORKERS * lanes)  # type: ignore[misc]
-                await declare(amqp_url, many)
-            await until_answer(are_consumed)
-
-            messages = [Outgoing.of_pointer(queue, Pointer(uuid4(), "order-17")) for queue in queues.values()]
-            assert await publisher.publish(messages) == [True] * lanes
-            await until(lambda: {each.lane for worker in workers for each in worker.deliveries} == set(many.lanes))
-    for queue in many.queues:
-        await rabbit.delete_queue(queue)

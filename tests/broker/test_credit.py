@@ -60,18 +60,6 @@ async def test_a_small_rest_of_the_credit_is_not_published() -> None:
         assert credit.emails == 0
 
 
-async def test_used_credit_is_counted_again_without_another_look() -> None:
-    queue = Queue()
-    async with counted_credit(queue) as credit:
-        credit.take(EMPTY_EMAILS)
-        credit.note_messages(EMPTY_EMAILS, EMPTY_EMAILS)
-        assert credit.emails == 0
-        await credit.counted()
-
-        assert queue.counts == 2
-        assert credit.emails >= EMPTY_EMAILS
-
-
 @pytest.mark.parametrize(
     ("consumers", "batches", "emails", "per_message"),
     [

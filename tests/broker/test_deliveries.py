@@ -85,14 +85,6 @@ def test_an_incomplete_delivery_is_recognized_and_not_read(headers: dict[str, An
     assert delivery_at(whole, 0) is not None
 
 
-@pytest.mark.parametrize("properties", [{"timestamp": 1}, {"priority": 1}])
-def test_an_incomplete_delivery_that_pika_must_handle_is_passed_on_early(properties: dict[str, Any]) -> None:
-    whole = delivered(properties)
-    method_octets = len(frame.Method(3, spec.Basic.Deliver("worker", 7, True, "x", "x.send")).marshal())
-
-    assert not any(is_incomplete_delivery(whole[:octets]) for octets in range(method_octets + 21, len(whole)))
-
-
 def test_split_and_empty_bodies_are_left_to_pika_and_not_waited_for() -> None:
     method = frame.Method(3, spec.Basic.Deliver("worker", 7, False, "x", "x")).marshal()
     in_pieces = method + frame.Header(3, 10, spec.BasicProperties()).marshal() + frame.Body(3, b"12345").marshal()

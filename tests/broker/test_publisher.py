@@ -19,7 +19,7 @@ from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import BATCH_SECONDS, Publisher
 from dispatcher.broker.topology import Topology, declare, depths
-from dispatcher.errors import BrokerUnavailable, ConfigurationError
+from dispatcher.errors import BrokerUnavailable
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import BrokerStage, Rabbit
 from tests.waiting import until_answer
@@ -128,10 +128,6 @@ async def test_a_batch_larger_than_the_window_is_published_completely_and_in_ord
     assert [each.body for each in await press.rabbit.take_all(press.queue, 205)] == [each.body for each in messages]
 
 
-async def test_an_empty_batch_is_published_at_once(press: Press) -> None:
-    assert await press.publisher().publish([]) == []
-
-
 async def test_concurrent_tasks_get_their_own_results(press: Press) -> None:
     publisher = press.publisher(window=7)
     batches = [press.pointers(20, None if number % 2 else "no such queue") for number in range(10)]
@@ -154,29 +150,9 @@ async def test_a_missing_exchange_is_reported_and_the_publisher_recovers(press: 
     assert await publisher.publish(press.pointers()) == [True]
 
 
-async def test_the_publisher_survives_a_forced_close(press: Press, proxy: Proxy) -> None:
-    publisher = await press.connected(proxy.url)
-    proxy.tell_clients(frame.Method(0, spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0)).marshal())
-
-    assert await _published(publisher, press.pointers()) == [True]
-
-
 async def test_an_unreachable_rabbitmq_raises(press: Press, closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="connection refused"):
         await press.publisher(f"amqp://u:p@127.0.0.1:{closed_port}/").publish(press.pointers())
-
-
-async def test_a_cut_before_any_confirm_raises(press: Press, proxy: Proxy) -> None:
-    publisher = await press.connected(proxy.url)
-    proxy.freeze()
-    publishing = asyncio.create_task(publisher.publish(press.pointers(3)))
-    await asyncio.sleep(0)
-    proxy.cut()
-
-    with pytest.raises(BrokerUnavailable, match="was interrupted"):
-        await publishing
-    proxy.thaw()
-    assert await publisher.publish(press.pointers()) == [True]
 
 
 async def test_a_cut_after_some_confirms_returns_them(press: Press, proxy: Proxy) -> None:
@@ -246,11 +222,6 @@ async def test_close_is_idempotent_and_publish_reconnects(press: Press) -> None:
         await publisher.close()
         await publisher.close()
         assert await publisher.publish(press.pointers()) == [True]
-
-
-def test_an_invalid_url_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError):
-        Publisher("amqp://u:p@h:port/", "x", name="test")
 
 
 async def _published(publisher: Publisher, messages: list[Outgoing]) -> list[bool]:

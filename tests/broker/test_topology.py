@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -16,7 +13,7 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, ChannelClosed
 from dispatcher.broker.inspection import find_faults
 from dispatcher.broker.management import Management
-from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare, depths, difference, users_of, verify
+from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare, depths, users_of, verify
 from dispatcher.config import load
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import TopologyError
@@ -120,24 +117,6 @@ async def test_a_missing_object_is_named_with_the_remedy(amqp_url: str, topology
         await verify(amqp_url, topology)
 
 
-async def test_verify_creates_nothing(amqp_url: str, undeclared: Topology) -> None:
-    for _ in range(2):
-        with pytest.raises(TopologyError, match="no exchange"):
-            await verify(amqp_url, undeclared)
-
-
-async def test_depths_count_ready_messages(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
-    for _ in range(3):
-        await rabbit.publish(topology.queue, b"one")
-
-    found = await depths(amqp_url, topology)
-    assert found == {**dict.fromkeys(topology.queues, 0), topology.queue: 3}
-
-
-def test_an_unknown_form_of_refusal_is_passed_on() -> None:
-    assert difference("PRECONDITION_FAILED - something new") == "PRECONDITION_FAILED - something new"
-
-
 # Each recommended RabbitMQ user has exactly the permissions for its work.
 PASSWORD = "only-für-this-test"
 Act = Callable[[Rabbit, Topology], Awaitable[object]]
@@ -180,15 +159,7 @@ class Account:
 
     def http_status(self, method: str, path: str, fields: object = None) -> int:
         """The HTTP status of the management API's response to this user."""
-        parts = urlsplit(self.management_url)
-        credentials = base64.b64encode(f"{self.name}:{PASSWORD}".encode()).decode()
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-        try:
-            body = None if fields is None else json.dumps(fields)
-            connection.request(method, path, body=body, headers={"Authorization": f"Basic {credentials}"})
-            return connection.getresponse().status
-        finally:
-            connection.close()
+        return Operator(self.management_url).request(method, path, fields)[0]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.events.scene import scene
-from tests.relay.running import rabbit, settings, start
+from tests.monitor.receiver import ca, receiver
+from tests.relay.running import settings, start
 
-__all__ = ["rabbit", "scene", "settings", "start"]
+__all__ = ["ca", "receiver", "scene", "settings", "start"]

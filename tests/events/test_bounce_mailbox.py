@@ -155,19 +155,6 @@ async def test_messages_with_many_dates_are_one_event_per_day(mailbox: Mailbox, 
     assert (scene.books.count("email_event"), scene.books.count("suppression")) == (2, 1)
 
 
-async def test_a_bounce_that_is_read_again_after_a_crash_is_stored_once(mailbox: Mailbox, scene: Scene) -> None:
-    (email_id,) = scene.books.enqueue_tried()
-    path = mailbox.deliver("gmail-no-such-user", email_id)
-    before, octets = path.stat(), path.read_bytes()
-    await mailbox.read()
-    path.write_bytes(octets)  # as if the process had exited between the commit and the deletion
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    await mailbox.read()
-
-    assert (scene.books.count("email_event"), mailbox.files()) == (1, {})
-
-
 async def test_while_postgresql_is_unreachable_the_bounces_stay(tmp_path: Path, closed_port: int) -> None:
     pool = make_pool(f"postgresql://nobody@127.0.0.1:{closed_port}/none", name="away", size=1)
     await pool.open()
@@ -225,15 +212,6 @@ async def test_a_message_of_deeply_nested_parts_is_set_aside_soon(mailbox: Mailb
 
     assert mailbox.files() == {"1.nested.host": f"{ASIDE}/new"}
     assert scene.books.count("email_event") == 1
-
-
-async def test_only_the_beginning_of_a_large_bounce_is_read(mailbox: Mailbox, scene: Scene) -> None:
-    with mailbox.deliver(UNKNOWN_USER, scene.books.enqueue_tried()[0]).open("ab") as opened:
-        opened.truncate(40 * MAX_OCTETS)  # the returned email has a large attachment
-
-    await mailbox.read()
-
-    assert (scene.seen("bounce"), mailbox.files()) == (["hard"], {})
 
 
 async def test_a_missing_maildir_is_logged_once(mailbox: Mailbox) -> None:

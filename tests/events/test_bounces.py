@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from email.message import Message
 from functools import cache
 from itertools import cycle
 from typing import Final
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from dispatcher.domain.event import Bounce, ProviderEvent
 from dispatcher.events.bounce_class import ENHANCED, classify
 from dispatcher.events.bounce_parser import MAX_RECIPIENTS, MAX_UNKNOWN_RECIPIENTS, events_of
-from dispatcher.events.bounce_text import field
 from dispatcher.events.maildir import MAX_OCTETS
 from dispatcher.store.address_hashes import normalised
 from tests.cpu import takes_cpu
@@ -198,13 +196,6 @@ def test_addresses_and_versions_are_no_status_codes(words: str) -> None:
     assert ENHANCED.findall(words) == []
 
 
-def test_a_field_whose_encoding_is_damaged_keeps_its_text() -> None:
-    message = Message()
-    message["Subject"] = "=?utf-8?b?a?="
-
-    assert field(message, "Subject") == "=?utf-8?b?a?="
-
-
 CROWD: Final = (ANN, *(f"user{number}@example.org" for number in range(MAX_RECIPIENTS - 1)))
 HEAD: Final = "From: MAILER-DAEMON@mx.example.net\nSubject: Undelivered Mail\n"
 TEXT: Final = f"{HEAD}\n"
@@ -294,23 +285,3 @@ def test_a_report_has_at_most_as_many_events_as_the_email_had_recipients(
     octets = (REPORT + STATUS + ANN_FAILED * 200).encode()
 
     assert len(events_of(octets, EMAIL_ID, recipients, NOW)) == most
-
-
-def test_blank_lines_before_a_status_do_not_hide_it() -> None:
-    status = b"Content-Type: message/delivery-status\n\n"
-    content = OCTETS["postfix-user-unknown"]
-
-    assert words(read(content.replace(status, status + b"\n" * MAX_OCTETS))) == "hard ann"
-
-
-def test_each_of_a_hundred_recipients_has_a_reason_of_its_own() -> None:
-    blocks = "".join(
-        f"Final-Recipient: rfc822; {address}\nAction: failed\nStatus: 5.1.1\n"
-        f"Diagnostic-Code: smtp; 550 5.1.1 <{address}>: Recipient address rejected: User unknown\n\n"
-        for address in CROWD
-    )
-
-    events = read((REPORT + STATUS + blocks).encode(), *CROWD)
-
-    assert [event.recipient for event in events] == list(CROWD)
-    assert {event.bounce for event in events} == {Bounce.HARD}

@@ -13,7 +13,6 @@ import psycopg
 import pytest
 
 from dispatcher.config import Settings, load
-from dispatcher.domain.address import mailbox_provider_of
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
@@ -83,24 +82,6 @@ async def test_new_events_are_counted_by_the_recipients_mailbox_provider(scene: 
     assert {each.mailbox: (each.new, each.duplicates) for each in again} == dict.fromkeys(counts, (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("domain", "company"),
-    [
-        ("googlemail.com", "gmail"), ("hotmail.fr", "microsoft"), ("live.com.mx", "microsoft"),
-        ("live.example.com", "other"), ("yahoo.co.jp", "yahoo"), ("aol.com", "yahoo"), ("icloud.com", "apple"),
-        ("notgmail.com", "other"), (None, "unknown"),
-    ],
-)  # fmt: skip
-def test_an_address_belongs_to_one_of_few_mailbox_providers(domain: str | None, company: str) -> None:
-    assert mailbox_provider_of(domain and f"ann@{domain}") == company
-
-
-async def test_no_events_need_no_database(scene: Scene) -> None:
-    await scene.pool.close()
-
-    assert await scene.tell() == Stored()
-
-
 @pytest.mark.parametrize("status", [Status.PENDING, Status.FAILED, Status.HELD])
 async def test_an_event_of_any_kind_proves_that_an_unsent_email_was_sent(scene: Scene, status: Status) -> None:
     kinds: Sequence[EventKind | Bounce] = EventKind.ACCEPTED, Bounce.SOFT, EventKind.CLICKED
@@ -129,15 +110,6 @@ async def test_the_relay_settles_emails_that_a_worker_recorded_after_the_event(
 
     await until(lambda: scene.books.statuses() == {"sent": 3})
     assert scene.books.count("operator_audit") == 3
-
-
-async def test_a_marked_email_is_never_leased(scene: Scene) -> None:
-    email_id = scene.books.enqueue_one()
-    scene.books.change(email_id, proven_by="sendgrid")
-
-    assert await scene.lease(email_id) == []
-    assert await scene.store.lease_without_content(email_id, scene.books.key(email_id), 60) is None
-    assert (await scene.store.find_unleased([email_id]))[email_id].is_left_out
 
 
 @pytest.mark.parametrize(
@@ -508,27 +480,6 @@ async def test_the_history_shows_events_with_the_recipients_position(scene: Scen
     assert "example.org" not in str(story.events)
     assert later is not None
     assert {each.recipient for each in later.events} == {None}
-
-
-async def test_a_reader_without_access_to_addresses_sees_events_without_recipients(scene: Scene) -> None:
-    (email_id,) = scene.books.enqueue_tried()
-    await scene.tell(event(email_id))
-    role = f"reader_{email_id.hex}"
-    tables = "email_log, every_attempt, email_event, operator_audit, email_replay, email_replay_item, domain_limit"
-    with psycopg.connect(scene.url, autocommit=True) as owner:
-        owner.execute(f"create role {role}".encode())
-        try:
-            owner.execute(f"grant select on {tables} to {role}".encode())
-            owner.execute(f"grant usage on schema dispatcher to {role}".encode())
-            async with await connect_async(scene.url, name="test") as session:
-                await session.execute(f"set role {role}".encode())
-                story = await find_history(session, email_id)
-        finally:
-            owner.execute(f"drop owned by {role}".encode())
-            owner.execute(f"drop role {role}".encode())
-
-    assert story is not None
-    assert [each.recipient for each in story.events] == [None]
 
 
 # Concurrent requests share a transaction; a locked email delays only the requests that concern it.

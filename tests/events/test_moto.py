@@ -95,23 +95,10 @@ def amazon(clients: tuple[Any, Any]) -> Iterator[Amazon]:
         sqs.delete_queue(QueueUrl=queue_url)
 
 
-def poller(amazon: Amazon, sink: EventSink, *topics: str) -> QueuePoller:
+def poller(amazon: Amazon, sink: EventSink) -> QueuePoller:
     """A poller that does not wait for messages."""
     queue = Queue(amazon.queue_url, wait_seconds=0)
-    return QueuePoller(queue, EventBatcher(sink), topics=topics, first_wait_seconds=0.001)
-
-
-async def test_an_event_goes_through_sns_and_sqs_settles_the_email_and_is_stored_once(
-    amazon: Amazon, scene: Scene
-) -> None:
-    (email_id,) = scene.books.enqueue_tried()
-    for _ in range(3):
-        amazon.publish(delivery(email_id))
-
-    await poller(amazon, scene.intake, amazon.topic).run_once()
-
-    assert scene.seen("email_id, kind") == [(email_id, "delivered")]
-    assert (scene.books.status(email_id), amazon.left()) == ("sent", 0)
+    return QueuePoller(queue, EventBatcher(sink), first_wait_seconds=0.001)
 
 
 async def test_ten_messages_of_every_form_are_one_batch(amazon: Amazon) -> None:
@@ -162,17 +149,20 @@ async def test_a_queue_that_does_not_exist_or_is_unreachable_is_reported(amazon:
         await QueuePoller(Queue(f"http://127.0.0.1:{closed_port}/1/q", wait_seconds=0), Recorder()).run_once()
 
 
-async def test_the_pollers_of_a_host_store_what_arrives(amazon: Amazon, scene: Scene) -> None:
-    settings = load({"DISPATCHER_DATABASE_URL": scene.url, "DISPATCHER_SES_EVENTS_QUEUE_URL": amazon.queue_url})
-    ids = scene.books.enqueue(12)
+async def test_the_pollers_of_a_host_store_what_arrives_through_sns_once(amazon: Amazon, scene: Scene) -> None:
+    environ = {"DATABASE_URL": scene.url, "SES_EVENTS_QUEUE_URL": amazon.queue_url, "SES_EVENTS_TOPICS": amazon.topic}
+    settings = load({f"DISPATCHER_{name}": value for name, value in environ.items()})
+    ids = scene.books.enqueue_tried(12)
     polling = asyncio.create_task(QueuePolling(settings).run())
 
-    await asyncio.to_thread(amazon.send, *(json.dumps(delivery(email_id)) for email_id in ids))
+    for email_id in [*ids, *ids[:2]]:
+        await asyncio.to_thread(amazon.publish, delivery(email_id))
 
     await until(lambda: scene.books.count("email_event") == 12)
     await until(lambda: amazon.left() == 0)
     polling.cancel()
     await asyncio.gather(polling, return_exceptions=True)
+    assert (scene.books.statuses(), scene.books.count("email_event")) == ({"sent": 12}, 12)
 
 
 async def test_a_message_that_sns_posts_passes_the_full_check(amazon: Amazon, scene: Scene) -> None:
@@ -192,13 +182,8 @@ async def test_a_message_that_sns_posts_passes_the_full_check(amazon: Amazon, sc
     [
         ("sqs.eu-west-1.amazonaws.com", "eu-west-1"),
         ("eu-west-1.queue.amazonaws.com", "eu-west-1"),
-        ("sqs.cn-north-1.amazonaws.com.cn", "cn-north-1"),
-        ("sqs.us-gov-west-1.amazonaws.com", "us-gov-west-1"),
         ("sqs-fips.us-east-2.amazonaws.com", "us-east-2"),
-        ("sqs.us-west-2.api.aws", "us-west-2"),
         ("vpce-0a1b-9z.sqs.us-east-1.vpce.amazonaws.com", "us-east-1"),
-        ("sqs.eusc-de-east-1.amazonaws.eu", "eusc-de-east-1"),
-        ("sqs.us-iso-east-1.c2s.ic.gov", "us-iso-east-1"),
         ("sqs.us-isob-east-1.sc2s.sgov.gov", "us-isob-east-1"),
         *((host, None) for host in ("queue.amazonaws.com", "127.0.0.1", "localhost", "")),
     ],

@@ -132,15 +132,6 @@ async def test_a_topic_of_every_partition_is_verified_and_confirmed(
     assert confirmation.startswith(f"https://sns.{region}.{suffix}/?Action=ConfirmSubscription")
 
 
-async def test_a_certificate_of_another_region_is_accepted_and_fetched_once(verifier: SnsVerifier, sns: Sns) -> None:
-    url = f"https://sns.ap-southeast-2.amazonaws.com{PEM}"
-    messages = [dumped(sns.message(f"{number}", SigningCertURL=url)) for number in range(50)]
-
-    await asyncio.gather(*map(verifier.verify, messages))
-
-    assert sns.fetched == [url]
-
-
 def test_a_region_that_botocore_does_not_know_is_named(sns: Sns) -> None:
     with pytest.raises(ConfigurationError, match="does not know the region atlantis-1"):
         SnsVerifier(["arn:aws:sns:atlantis-1:123456789012:t"], max_age_seconds=0, fetch=sns.fetch)

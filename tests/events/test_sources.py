@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dispatcher.config import load
 from dispatcher.domain.event import EventKind, ProviderEvent
@@ -114,13 +111,6 @@ def test_a_key_that_is_not_on_the_curve_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="P-256"):
         SendGridVerifier([key], max_age_seconds=0)
-
-
-def test_keys_come_from_a_file_with_one_key_per_line(tmp_path: Path) -> None:
-    other = SendGridKey().public
-    (tmp_path / "keys").write_text(f"{KEY}\n{other}\n")
-
-    assert load({"DISPATCHER_SENDGRID_EVENTS_KEYS_FILE": str(tmp_path / "keys")}).sendgrid_events_keys == (KEY, other)
 
 
 @pytest.mark.parametrize(
@@ -355,44 +345,6 @@ def test_a_queue_may_be_behind_sns_or_eventbridge_and_if_topics_are_set_only_the
 )
 def test_the_test_message_of_ses_is_ignored_and_broken_json_is_counted(text: str, expected: str) -> None:
     assert words(ses.parse_text(text)) == expected
-
-
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-_names = st.sampled_from(["event", "timestamp", "email_id", "email", "type", "status", "reason", "response", "url"])
-_values = st.sampled_from(["bounce", "delivered", "click", str(ID), 1_600_000_000])
-_kinds = st.sampled_from(
-    ["Send", "Delivery", "DeliveryDelay", "Bounce", "Complaint", "Reject", "Rendering Failure", "Subscription", "Open"]
-)
-_fields = st.sampled_from(
-    ["bounce", "delivery", "complaint", "deliveryDelay", "reject", "open", "subscription", "failure"]
-)
-_facts = st.sampled_from([
-    "bouncedRecipients", "recipients", "complainedRecipients", "delayedRecipients", "timestamp", "bounceType", "link",
-    "smtpResponse", "newTopicPreferences", "reason",
-])  # fmt: skip
-_mail = st.dictionaries(st.sampled_from(["destination", "timestamp"]), _json)
-
-
-@given(st.lists(st.dictionaries(_names, _json | _values), max_size=4))
-def test_no_json_of_sendgrid_raises(events: list[dict[str, Any]]) -> None:
-    parsed = sendgrid.parse(json.dumps(events).encode())
-
-    assert len(parsed.events) + parsed.skipped.total() == len(events)
-    for each in parsed.events:
-        EventRow.of(each, HASHER)
-
-
-@given(_kinds, _fields, st.dictionaries(_facts, _json), _mail)
-def test_no_json_of_ses_raises(kind: str, field: str, facts: dict[str, Any], mail: dict[str, Any]) -> None:
-    parsed = ses.parse_text(json.dumps({**ses_event(ID, kind, mail=mail), field: facts}))
-
-    assert parsed.events or parsed.skipped
-    for each in parsed.events:
-        EventRow.of(each, HASHER)
 
 
 # Twilio. The example is in Twilio's documentation on security, and in the tests of its SDK.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -28,24 +27,13 @@ from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.transport.signed_post import trusting_context
-from tests.monitor.receiver import Posted, Receiver, receiving, receiving_raw, write_ca
+from tests.monitor.receiver import Posted, Receiver, receiving, write_ca
 from tests.store.books import Books
 from tests.store.results import result
 from tests.store.test_outgoing_events import add_webhook, announce, await_feed, disk_full
 from tests.waiting import until
 
 DAY: Final = timedelta(days=1)
-
-
-@pytest.fixture(scope="session")
-def ca() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
-def receiver(ca: trustme.CA) -> Iterator[Receiver]:
-    with receiving(ca, "127.0.0.1") as running:
-        yield running
 
 
 @pytest.fixture
@@ -206,31 +194,6 @@ async def test_after_a_rotation_both_secrets_verify_for_a_day(monitor: Deliverer
         Verifier(old).verify(second.body.decode(), dict(second.headers))
 
 
-async def test_a_receiver_that_is_down_for_a_day_gets_every_event_and_few_posts_meanwhile(monitor: Deliverer) -> None:
-    await monitor.add()
-    began_at = monitor.now
-    monitor.answers(503)
-    events = monitor.announce(BATCH_EVENTS + 10)
-    await monitor.run()
-    while monitor.now < began_at + DAY:
-        monitor.now = max(monitor.now, (await monitor.one()).next_attempt_at)
-        events += monitor.announce()
-        if len(events) == BATCH_EVENTS + 30:
-            monitor.restart()
-        assert await monitor.round()
-    while_down = Counter(monitor.ids())
-    assert (await monitor.one()).failing_since == began_at
-    monitor.answers(204)
-
-    monitor.now += timedelta(hours=1)
-    await monitor.run()
-
-    assert sorted(monitor.ids()[while_down.total() :]) == sorted(events)
-    assert len(while_down) <= CONCURRENT_POSTS
-    assert while_down.total() <= CONCURRENT_POSTS + 24 * 2 + 10
-    assert (await monitor.one()).failing_since is None
-
-
 async def test_after_a_full_disk_an_event_is_delivered_again_with_the_same_id(monitor: Deliverer) -> None:
     await monitor.add()
     events = monitor.announce(3)
@@ -370,42 +333,6 @@ async def test_a_slow_receiver_delays_no_other_webhook(monitor: Deliverer, other
     assert len(monitor.receiver.posted) == CONCURRENT_POSTS
     monitor.receiver.released.set()
     await asyncio.gather(*rounds)
-
-
-@pytest.mark.parametrize("head", ["HTTP/1.1 100 Continue", "HTTP/1.1 103 Early Hints" + "\r\nlink: x" * 600])
-async def test_a_hostile_receiver_delays_no_other_tenant(monitor: Deliverer, ca: trustme.CA, head: str) -> None:
-    hostile = f"{head}\r\n\r\n".encode()
-    with receiving_raw(ca, lambda: repeat(hostile)) as attacker:
-        for _ in range(5):
-            await monitor.add(attacker.url, "attacker")
-        await monitor.add()
-        monitor.announce(20, "attacker")
-        events = monitor.announce(20)
-
-        await monitor.run()
-
-    assert sorted(monitor.ids()) == sorted(events)
-    *attackers, shop = await monitor.act(ListWebhooks())
-    assert (shop.failing_since, shop.last_error) == (None, None)
-    assert all("answer" in (each.last_error or "") and each.failing_since for each in attackers)
-    assert not any("no answer" in (each.last_error or "") for each in attackers)
-
-
-async def test_a_round_resolves_the_host_once(monitor: Deliverer) -> None:
-    asked = []
-
-    async def resolver(host: str, _port: int) -> Sequence[str]:
-        asked.append(host)
-        return ["127.0.0.1"]
-
-    monitor.restart(resolver=resolver)
-    await monitor.add()
-    for rounds in (1, 2):
-        monitor.announce(20)
-        await monitor.round()
-        assert len(asked) == rounds
-
-    assert len(monitor.receiver.posted) == 40
 
 
 async def test_a_receiver_that_does_not_answer_in_time_is_tried_again(monitor: Deliverer) -> None:

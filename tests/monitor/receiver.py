@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+import pytest
 import trustme
 from standardwebhooks.webhooks import Webhook as Verifier
 
@@ -151,6 +152,19 @@ def receiving(ca: trustme.CA, *names: str) -> Iterator[Receiver]:
     """Runs a receiver during the block. Its certificate is for these host names."""
     with Receiver(ca, *names) as server, serving(server, server.released):
         yield server
+
+
+@pytest.fixture(scope="session")
+def ca() -> trustme.CA:
+    """A private certificate authority, which no client trusts by default."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def receiver(ca: trustme.CA) -> Iterator[Receiver]:
+    """A webhook receiver whose certificate is for 127.0.0.1 and for a host name that no resolver knows."""
+    with receiving(ca, "127.0.0.1", "alerts.example.com") as running:
+        yield running
 
 
 def write_ca(ca: trustme.CA, folder: Path) -> Path:

@@ -5,42 +5,26 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import MutableMapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from structlog.testing import capture_logs
 
-from dispatcher.domain.alert import Kind, Phase, next_phase
+from dispatcher.domain.alert import Kind
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.monitor.alert_words import summary
 from tests.broker.proxy import Proxy
-from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, RecordingChannel, accepts, host
+from tests.monitor.hosts import UNDECIDED_DAYS, RecordingChannel, accepts, host
 from tests.store.books import Books
 from tests.store.pausing import pause, resume
-from tests.waiting import until, until_answer
+from tests.waiting import until
 
 RAISED = "dead_letters raised"
 RESOLVED = "dead_letters resolved"
 SOON: dict[str, Any] = {"after_seconds": 0.1}
 STORE_SECONDS = 3.0
 """How long a check waits for an unresponsive PostgreSQL. Even a busy PostgreSQL answers sooner."""
-
-
-@pytest.mark.parametrize(
-    ("is_firing", "notice_age_seconds", "phase"),
-    [
-        (False, None, None),
-        (True, None, Phase.RAISED),
-        *((True, seconds, None) for seconds in (0.0, 59.9)),
-        (True, 60.0, Phase.REMINDED),
-        *((False, seconds, Phase.RESOLVED) for seconds in (0.0, 600.0)),
-    ],
-)
-def test_the_phase_of_the_next_notice(is_firing: bool, notice_age_seconds: float | None, phase: Phase | None) -> None:
-    assert next_phase(is_firing=is_firing, notice_age_seconds=notice_age_seconds, reminder_seconds=60) is phase
 
 
 async def announced_in_table(books: Books, count: int) -> None:
@@ -317,31 +301,6 @@ async def test_a_vanished_host_raises_an_alert_and_an_orderly_stop_does_not(tabl
     assert not [name for name in ("orderly", "watching") if name in (alert.reason or "")]
 
 
-async def test_a_name_that_two_hosts_share_for_a_while_is_logged_once(tables_url: str) -> None:
-    def shared_names(logs: list[MutableMapping[str, Any]]) -> list[str]:
-        return [entry["host"] for entry in logs if entry["event"] == "host.name_shared"]
-
-    with capture_logs() as logs:
-        async with (
-            host(tables_url, name="alerting", after_seconds=0.2, interval_seconds=0.01) as alerting,
-            host(tables_url, name="alone") as alone,
-            host(tables_url, name="twin") as one,
-            host(tables_url, name="twin") as other,
-        ):
-            for each in (alerting, alone, one, other):
-                await each.run_once()
-
-            async def is_logged() -> bool:
-                await alerting.run_once()
-                return bool(shared_names(logs))
-
-            assert not shared_names(logs)
-            await until_answer(is_logged)
-            await alerting.run_once()
-
-    assert shared_names(logs) == ["twin"]
-
-
 async def test_dead_letters_that_do_not_reach_the_queue_raise_an_alert(tables_url: str, books: Books) -> None:
     insert_failed(books, "order-1", age=timedelta(minutes=5), due=True)
 
@@ -376,20 +335,3 @@ async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_
         await announced_in_table(books, 0)
 
     assert sorted(phase for one in both for phase in one.channel.phases) == [RAISED, RAISED, RESOLVED]
-
-
-async def test_an_alert_that_ends_while_postgresql_is_unreachable_is_resolved_later(
-    tables_url: str, books: Books
-) -> None:
-    async with Proxy(tables_url) as proxy, host(proxy.url, store_seconds=STORE_SECONDS) as one:
-        await one.check(RAISED, messages=1)
-        await one.until_reconnected()
-        await announced_in_table(books, 1)
-        proxy.freeze()
-        (alert, _) = await one.check(RAISED, RESOLVED, messages=0)
-        proxy.thaw()
-        await one.until_reconnected()
-        await announced_in_table(books, 0)
-
-    assert one.channel.phases == [RAISED, RESOLVED]
-    assert alert.queue == DLQ

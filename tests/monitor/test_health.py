@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ from dispatcher.monitor.polling import Poll, interval_after
 from dispatcher.store.figures import MonitorCounts
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting
-from tests.waiting import until
 
 COUNTS = MonitorCounts({Status.PENDING: 1}, 10.0, 0.5, 0.0, 0.0, {})
 SETTINGS = load({"DISPATCHER_READY_PENDING_SECONDS": "60"})
@@ -175,22 +173,6 @@ async def test_a_poll_without_an_answer_in_time_fails() -> None:
 @pytest.mark.parametrize(("answer_seconds", "interval"), [(0.01, 5.0), (0.5, 10.0), (3.0, 60.0), (15.0, 60.0)])
 def test_a_slow_server_is_polled_less_often_but_at_least_each_minute(answer_seconds: float, interval: float) -> None:
     assert interval_after(answer_seconds, shortest=5.0) == interval
-
-
-@pytest.mark.parametrize("is_down", [True, False])
-async def test_a_server_that_is_down_is_not_polled_less_often(*, is_down: bool) -> None:
-    async def answer_late() -> MonitorCounts:
-        began_at = time.monotonic()
-        await until(lambda: time.monotonic() > began_at + 0.02)
-        if is_down:
-            raise StoreUnavailable("The connection failed after a while.")
-        return COUNTS
-
-    look = Poll(answer_late, seconds=0.01)
-    seconds = await look.run_once()
-
-    assert (look.interval_seconds == 0.01) is is_down
-    assert seconds == (None if is_down else look.interval_seconds)  # and not a later multiple of the interval
 
 
 @pytest.mark.parametrize(

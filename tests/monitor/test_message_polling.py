@@ -17,7 +17,6 @@ from dispatcher import Sms, enqueue_many
 from dispatcher.config import load
 from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.dev.http_double import HttpDouble
-from dispatcher.domain.event import OpenMessage, ProviderEvent
 from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
@@ -26,8 +25,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.twilio import parse_status
 from dispatcher.monitor.message_polling import AGES_SECONDS, INTERVAL_SECONDS, MAX_REQUESTS, MessagePolling
-from dispatcher.providers.contract import Attempt, PollRefused
-from dispatcher.providers.twilio import TwilioProvider, TwilioSettings
+from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.supervisor.monitor_process import _event_sources
@@ -272,31 +270,6 @@ async def test_wrong_credentials_make_the_service_wait(scene: Scene) -> None:
     assert [log["reason"] for log in logs if log["event"] == "events.source_unavailable"] == [
         "Twilio answers 401 20003."
     ]
-
-
-class Refusing(TwilioProvider):
-    """Twilio, which cannot show one message."""
-
-    refused: UUID
-
-    async def find_event(self, message: OpenMessage) -> ProviderEvent | None:
-        if message.email_id == self.refused:
-            raise PollRefused("Twilio answers 500.", is_about_all=False)
-        return await super().find_event(message)
-
-
-async def test_a_message_that_twilio_cannot_show_does_not_stop_the_others(scene: Scene) -> None:
-    (first,), (second,) = await scene.sent(), await scene.sent()
-    provider = Refusing(TwilioSettings(account_sid=ACCOUNT, auth_token=TOKEN, url=scene.double.url))
-    provider.refused = first
-    polling = MessagePolling(scene.database_url, provider, scene.intake)
-
-    for _ in range(3):
-        await polling.run_once()
-    await polling.close()
-    await provider.close()
-
-    assert scene.events() == [(second, "accepted", None)]
 
 
 async def test_one_host_asks_at_a_time(scene: Scene) -> None:

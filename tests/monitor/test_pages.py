@@ -14,7 +14,6 @@ import pytest
 
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
-from dispatcher.config.values import Listener
 from dispatcher.dev.servers import Servers
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.web_server import WebServer
@@ -125,14 +124,6 @@ async def test_an_unreachable_server_is_reported_without_the_servers_text(settin
     assert status == 200
     assert "dispatcher_oldest_pending_seconds" in samples
     assert not [name for name in samples if name.startswith("dispatcher_queue_messages")]
-
-
-def test_without_an_address_nothing_is_polled_or_served(settings: Settings) -> None:
-    pool = make_pool(settings.database_url, name="monitor", size=1)
-
-    silent = replace(settings, metrics_address=Listener("", 0))
-
-    assert pages_of(silent, pool, ProcessTable([]), poll_of_queues(silent)) == []
 
 
 async def test_a_partly_covered_hour_counts_by_that_part(pool: Pool, books: Books) -> None:

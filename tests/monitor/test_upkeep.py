@@ -3,19 +3,14 @@ which rows and partitions the statements choose."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
-from psycopg import errors as pg
 from structlog.testing import capture_logs
 
-from dispatcher.dev.servers import Servers
 from dispatcher.monitor.upkeep import (
     BUSY_SECONDS,
     LOCK_WAIT_SECONDS,
@@ -130,20 +125,6 @@ def forget_summaries(connection: psycopg.Connection) -> None:
     )
 
 
-def leave_a_summary_unfinished(connection: psycopg.Connection) -> None:
-    """Cancels the summarising of one of the first ranges, and then summarises the others."""
-    for milliseconds in range(1, 50):  # on a busy machine, the statement may be cancelled before it begins a range
-        forget_summaries(connection)
-        connection.execute(f"set statement_timeout = {milliseconds}".encode())
-        with suppress(pg.QueryCanceled):
-            connection.execute("select brin_summarize_new_values(%s)", [INDEX])
-        connection.execute("set statement_timeout = 0")
-        connection.execute("select brin_summarize_new_values(%s)", [INDEX])
-        if pages_read(connection) > pages(connection) / 2:
-            return
-    raise AssertionError("no cancelled statement left an unfinished summary")
-
-
 def pages(connection: psycopg.Connection) -> int:
     size = "pg_relation_size('email_recipient_default') / current_setting('block_size')::integer"
     return int(value_of(connection, f"select {size}"))
@@ -157,93 +138,37 @@ def pages_read(connection: psycopg.Connection, partition: str = "email_recipient
     return int(plan[0]["Plan"].get("Lossy Heap Blocks", 0))
 
 
-@pytest.fixture(scope="module")
-def recipients_url(servers: Servers, template_database: str) -> Iterator[str]:
-    """A separate database with 100,000 recipients, all summarised except for the last pages. Each test that destroys
-    summaries has them created again."""
-    name = f"recipients_{secrets.token_hex(6)}"
-    with psycopg.connect(servers.database_url, autocommit=True) as administration:
-        administration.execute(f"create database {name} template {template_database}".encode())
-        url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
-        with psycopg.connect(url) as connection:
-            connection.execute(f"alter index {INDEX} set (autosummarize = off)".encode())
-            # Autovacuum would come because of the inserted rows, and summarise between two steps of a test.
-            connection.execute("alter table email_recipient_default set (autovacuum_enabled = off)")
-            connection.execute(
-                "insert into email_recipient (email_id, address_hash, domain) "
-                "select lpad(to_hex(n), 32, '0')::uuid, substring(sha256(n::text::bytea) from 1 for 6), "
-                "'d' || n || '.example' from generate_series(1, 100000) as n"
-            )
-            connection.execute(
-                "select brin_summarize_range(%s, page) from generate_series(0, %s, %s) as page",
-                [INDEX, pages(connection) - RANGE_PAGES, RANGE_PAGES],
-            )
-        yield url
-        administration.execute(f"drop database {name} with (force)".encode())
-
-
 @pytest.fixture
-def recipients(recipients_url: str) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(recipients_url, autocommit=True) as connection:
-        assert pages_read(connection) < 3 * RANGE_PAGES
-        yield connection
+def recipients(connection: psycopg.Connection) -> psycopg.Connection:
+    """A separate database with 100,000 recipients, all summarised except for the last pages."""
+    connection.execute(f"alter index {INDEX} set (autosummarize = off)".encode())
+    # Autovacuum would come because of the inserted rows, and summarise between two steps of a test.
+    connection.execute("alter table email_recipient_default set (autovacuum_enabled = off)")
+    connection.execute(
+        "insert into email_recipient (email_id, address_hash, domain) "
+        "select lpad(to_hex(n), 32, '0')::uuid, substring(sha256(n::text::bytea) from 1 for 6), "
+        "'d' || n || '.example' from generate_series(1, 100000) as n"
+    )
+    connection.execute(
+        "select brin_summarize_range(%s, page) from generate_series(0, %s, %s) as page",
+        [INDEX, pages(connection) - RANGE_PAGES, RANGE_PAGES],
+    )
+    assert pages_read(connection) < 3 * RANGE_PAGES
+    return connection
 
 
-@pytest.mark.parametrize("break_summaries", [forget_summaries, leave_a_summary_unfinished])
-async def test_missing_and_unfinished_summaries_are_created_again(
-    recipients: psycopg.Connection, recipients_url: str, break_summaries: Callable[[psycopg.Connection], None]
-) -> None:
-    break_summaries(recipients)
+async def test_missing_summaries_are_created_again(recipients: psycopg.Connection, database_url: str) -> None:
+    forget_summaries(recipients)
     assert pages_read(recipients) > pages(recipients) / 2
 
     with capture_logs() as logs:
-        await RecipientSummaries(recipients_url).run_once()
-        await RecipientSummaries(recipients_url).run_once()
+        await RecipientSummaries(database_url).run_once()
+        await RecipientSummaries(database_url).run_once()
 
     assert pages_read(recipients) < 3 * RANGE_PAGES
     assert [(log["event"], log["names"]) for log in logs] == [("partition.summarized", ["email_recipient_default"])]
 
 
-@pytest.mark.parametrize("is_vacuum", [True, False], ids=["vacuum", "another host"])
-async def test_summaries_are_left_for_the_next_round_while_another_session_is_at_work(
-    recipients: psycopg.Connection, recipients_url: str, is_vacuum: bool
-) -> None:
-    forget_summaries(recipients)
-
-    async with AsyncExitStack() as stack:
-        if is_vacuum:
-            vacuum = stack.enter_context(psycopg.connect(recipients_url))
-            vacuum.execute("lock table email_recipient_default in share update exclusive mode")
-        else:
-            await stack.enter_async_context(holding(recipients_url, RecipientSummaries.lock_name))
-        with capture_logs() as logs:
-            await RecipientSummaries(recipients_url).run_once()
-
-    assert logs == []
-    assert pages_read(recipients) > pages(recipients) / 2
-    await RecipientSummaries(recipients_url).run_once()
-    assert pages_read(recipients) < 3 * RANGE_PAGES
-
-
-def test_the_last_pages_of_a_new_partition_have_no_summary_that_an_enqueue_would_write_again(
-    connection: psycopg.Connection,
-) -> None:
-    far = datetime(2040, 1, 2, tzinfo=UTC)
-    add = (
-        "insert into email_recipient (email_id, address_hash, domain) "
-        "values (email_id_lowest_at(%s), '\\xaabbccddeeff', 'example.org')"
-    )
-    for week in (0, 1):
-        connection.execute(add, [far + timedelta(weeks=week)])
-    assert pages_read(connection) == 1  # both are in the default partition
-
-    connection.execute("select email_partitions_make(%s, 0)", [far])
-
-    assert pages_read(connection, "email_recipient_p20400102") == 1
-    connection.execute(add, [far + timedelta(hours=1)])
-    assert pages_read(connection, "email_recipient_p20400102") == 1
-
-
 @pytest.mark.parametrize("name", ["email_log_default", "pg_class", "missing", "email_recipient; drop table email_log"])
-def test_other_tables_are_not_touched(recipients: psycopg.Connection, name: str) -> None:
-    assert recipients.execute("select email_recipient_summarize(%s)", [name]).fetchone() == (False,)
+def test_other_tables_are_not_touched(connection: psycopg.Connection, name: str) -> None:
+    assert connection.execute("select email_recipient_summarize(%s)", [name]).fetchone() == (False,)

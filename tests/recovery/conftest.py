@@ -15,10 +15,10 @@ from dispatcher.store.connections import make_pool
 from dispatcher.store.leases import LeaseStore
 from tests.broker.rabbit import Rabbit, Taken
 from tests.recovery.lost_workers import SLOT, WORKER, Host
-from tests.relay.running import Start, rabbit, settings_for, start
+from tests.relay.running import Start, settings_for, start
 from tests.store.books import Books
 
-__all__ = ["rabbit", "start"]
+__all__ = ["start"]
 
 
 @pytest.fixture

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.broker.takers import start_taker
-from tests.relay.running import rabbit, relay, settings, start
+from tests.relay.running import relay, settings, start
 
-__all__ = ["rabbit", "relay", "settings", "start", "start_taker"]
+__all__ = ["relay", "settings", "start", "start_taker"]

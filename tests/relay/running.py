@@ -11,7 +11,6 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.broker.connection import open_connection
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
@@ -33,13 +32,6 @@ MARK_AFTER_SECONDS = 0.5
 """Shorter than in production, so that the tests are fast."""
 
 Start = Callable[..., Awaitable[PublishLoop]]
-
-
-@pytest.fixture
-async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A RabbitMQ client that is separate from the relay's client."""
-    async with await open_connection(servers.amqp_url, name="test") as connection:
-        yield Rabbit(connection)
 
 
 @pytest.fixture

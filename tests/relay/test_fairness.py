@@ -55,15 +55,6 @@ async def test_a_queue_without_workers_gets_no_more_than_its_target_and_delays_n
     assert 100 <= len(relay.due("acme")) <= BATCH + 100
 
 
-async def test_a_quiet_tenant_is_published_before_the_backlog_of_a_noisy_one(relay: Relay) -> None:
-    relay.books.enqueue(2 * BATCH, tenant_id="noisy")
-    quiet = relay.books.enqueue(20, tenant_id="quiet")
-
-    await relay.start()
-
-    assert set(quiet) <= set(await relay.take_some(60))
-
-
 async def test_tenants_with_a_backlog_are_served_by_weight(relay: Relay) -> None:
     relay.books.connection.execute("insert into tenant_limit (tenant_id, weight) values ('heavy', 3)")
     heavy, light = (set(relay.books.enqueue(BACKLOG, tenant_id=tenant_id)) for tenant_id in ("heavy", "light"))
@@ -207,11 +198,3 @@ async def test_fast_workers_share_large_messages_of_a_backlog_and_then_small_bat
         relay.books.enqueue_one()
         await take(1)
     assert sum(len(taker.sizes) for taker in takers) == messages + 5
-
-
-async def test_without_workers_each_email_of_a_burst_has_its_own_message(relay: Relay) -> None:
-    relay.books.enqueue(100)
-
-    await relay.start(replace(relay.settings, bundle_emails=16, prefetch=4))
-
-    await relay.take(100)

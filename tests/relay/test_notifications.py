@@ -142,21 +142,6 @@ async def test_under_load_emails_are_published_without_notifications_until_anoth
     assert not polls(relay.books)
 
 
-async def test_under_load_the_notifications_of_an_older_library_do_no_harm_and_after_it_all_commits_notify_again(
-    relay: Relay, tables_url: str
-) -> None:
-    await relay.start(poll_seconds=FOR_EVER, quiet_seconds=0.0)
-    await relay.leads()
-    with load(tables_url):
-        await until(lambda: polls(relay.books))
-        relay.books.enqueue_one()
-        await relay.take(1)
-    await until(lambda: not polls(relay.books))
-
-    relay.books.enqueue_one()
-    await relay.take(1)
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 async def test_a_new_leader_removes_stale_rows_and_later_ones_delay_an_email_only_until_the_next_poll(
     relay: Relay, rows: int
@@ -196,14 +181,6 @@ async def test_commits_that_do_not_notify_this_relay_do_not_make_it_poll(leading
         await leading.notifications.run_once()
 
     assert leading.are_on
-
-
-async def test_a_commit_that_waits_for_another_one_to_notify_is_recognised(tables_url: str) -> None:
-    async with await connect_async(tables_url, name="relay") as session:
-        outbox = Outbox(session)
-        with load(tables_url):
-            while not await outbox.is_notifying_delayed():
-                pass
 
 
 @pytest.mark.parametrize(
@@ -256,30 +233,6 @@ async def test_notifications_are_on_again_only_after_a_quiet_time(
 
 
 @pytest.mark.parametrize(
-    ("calm_seconds", "quiet_seconds"),
-    [
-        (1.0, [5, 10, 20, 40, 80, 80]),  # the emails wait for a slow provider: the relay finds fewer than are committed
-        (300.0, [5, 5, 5]),
-    ],
-)
-async def test_if_the_load_returns_at_once_the_relay_polls_for_twice_as_long(
-    leading: Leader, calm_seconds: float, quiet_seconds: Sequence[float]
-) -> None:
-    polled_seconds = []
-    for _ in quiet_seconds:
-        await leading.until_busy()
-        began_at = leading.now
-        while not leading.are_on:
-            leading.now += 1.0
-            await leading.notifications.run_once()
-        polled_seconds.append(leading.now - began_at)
-        leading.now += calm_seconds
-        await leading.notifications.run_once()
-
-    assert polled_seconds == quiet_seconds
-
-
-@pytest.mark.parametrize(
     ("rounds", "waits_ms"),
     [
         ([1, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0], [0, 5, 10, 20, 40, 80, 160, 250, 250, 0, 5]),
@@ -298,14 +251,6 @@ async def test_the_relay_never_waits_longer_than_a_poll_and_polls_fast_while_ema
         waits.append(round(1000 * leading.notifications.wait_seconds))
 
     assert waits == waits_ms
-
-
-async def test_a_session_measures_its_own_durable_commits(leading: Leader) -> None:
-    leading.outbox.commit_seconds = 0.0
-
-    await leading.outbox.follow_timeline()
-
-    assert 0.0 < leading.outbox.commit_seconds < 10.0
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import cycle
-from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from dispatcher.broker.confirmed import ConfirmedMessages
-from dispatcher.broker.publisher import Publisher
-from dispatcher.domain.retry import Backoff
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.host.services import Periodic
-from dispatcher.relay.dead_letters import DeadLetterPublisher
-from dispatcher.relay.notifications import BUSY_SAMPLES, Notifications
 from dispatcher.relay.pointers import BATCH, PointerPublisher
-from dispatcher.relay.publish_loop import PublishLoop
-from dispatcher.relay.queues import QueueWriter
 from dispatcher.relay.shares import Shares
 from dispatcher.store.connections import connect_async
 from dispatcher.store.instants import LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DuePointer, DueRange, Outbox
-from tests.relay.running import free_process_slot
 from tests.store.books import Books
-from tests.waiting import DEADLINE_SECONDS, until_answer
+from tests.waiting import until_answer
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 FOR_EVER = 3600.0
@@ -221,17 +208,6 @@ async def test_a_stopping_relay_also_publishes_rows_that_were_committed_late(rel
     assert relay.queue.taken[late] == 1
 
 
-async def test_a_stopping_relay_publishes_only_what_the_queue_has_room_for(relay: Publishing) -> None:
-    relay.books.enqueue(BURST)
-    relay.queue.room = BATCH + 10
-    pointers = relay.queue.pointers()
-
-    found = [await pointers.publish_due(relay.outbox, is_last=True) for _ in range(3)]
-    await pointers.wait_confirmed()
-
-    assert found == [BATCH, 10, 0]
-
-
 @pytest.mark.parametrize("fault", ["refuses", "breaks"])
 async def test_unconfirmed_messages_of_a_burst_are_published_in_the_next_round(relay: Publishing, fault: str) -> None:
     email_ids = relay.books.enqueue(BURST)
@@ -281,16 +257,6 @@ async def test_emails_that_no_lease_has_taken_are_marked_a_batch_per_round(relay
     assert sum(relay.outbox.marks) == BURST
 
 
-def test_no_more_emails_are_marked_than_requested() -> None:
-    confirmed = ConfirmedMessages()
-    email_ids = [UUID(int=number) for number in range(10)]
-    for second, email_id in enumerate(email_ids):
-        confirmed.add({email_id: LONG_AGO}, float(second))
-
-    assert list(confirmed.to_mark(5.0, 3)) == email_ids[:3]
-    assert list(confirmed.to_mark(5.0, 100)) == email_ids[:6]
-
-
 async def test_many_locked_rows_are_not_tried_in_each_round(relay: Publishing) -> None:
     locked = relay.books.enqueue(2 * BATCH)
     pointers = relay.queue.pointers(mark_after_seconds=3.0)
@@ -325,45 +291,6 @@ async def test_locked_rows_are_tried_again_after_a_while(relay: Publishing) -> N
     assert tried > 0
     assert relay.still_due() == set()
     assert relay.queue.taken == {locked: 1}
-
-
-async def test_a_closed_publisher_waits_for_no_confirm(relay: Publishing) -> None:
-    class Never(Queue):
-        async def publish(self, _: Sequence[DuePointer]) -> list[bool]:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    relay.books.enqueue(1)
-    pointers = Never().pointers()
-    await pointers.publish_due(relay.outbox)
-    await asyncio.sleep(0)
-    assert pointers.has_unconfirmed
-
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await pointers.close()
-
-    assert not pointers.has_unconfirmed
-
-
-async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too(relay: Publishing) -> None:
-    faults: list[Exception] = [*[BrokerUnavailable("It broke.")] * 7, ZeroDivisionError()]
-
-    class Broken(Queue):
-        async def publish(self, _: Sequence[DuePointer]) -> list[bool]:
-            fault = faults.pop()
-            await all_are_begun.wait()
-            raise fault
-
-    all_are_begun = asyncio.Event()
-    pointers = Broken().pointers()
-    while faults:
-        relay.books.enqueue(1)
-        await pointers.publish_due(relay.outbox)
-        await asyncio.sleep(0)
-    all_are_begun.set()
-
-    with pytest.raises(ZeroDivisionError):
-        await pointers.wait_confirmed()
 
 
 async def test_while_complete_scans_are_slow_a_round_reads_only_what_became_due_since(
@@ -413,17 +340,6 @@ async def test_published_emails_that_wait_for_a_lease_are_published_once_beside_
     assert len(relay.queue.order) == len(set(relay.queue.order)) == 4
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-async def test_after_an_empty_round_the_next_query_for_dead_letters_is_delayed(
-    relay: Publishing, is_last: bool
-) -> None:
-    publisher = Publisher("amqp://nobody:secret@127.0.0.1:1/%2F", "exchange", name="test relay")
-    writer = QueueWriter(publisher, free_process_slot(), Backoff(1.0, 1.0), "dlq", kind="dlq")
-    dead_letters = DeadLetterPublisher(writer, "dlq")
-
-    assert [await dead_letters.publish_due(relay.outbox, is_last=is_last) for _ in range(2)] == [False, False]
-
-
 @pytest.mark.parametrize(
     ("waiting", "turns"),
     [
@@ -443,59 +359,3 @@ def test_a_batch_leaves_no_email_out_while_it_has_room_and_lanes_with_many_email
 
     assert Counter(lane for lane, _ in order) == turns
     assert [lane for lane, _ in order] == sorted((lane for lane, _ in order), key=list(waiting).index)
-
-
-class BusyOutbox:
-    """A notification ends the wait of each idle round, and the commits of the database wait for each other."""
-
-    commit_seconds = 0.0
-
-    def __init__(self) -> None:
-        self.polling: list[bool] = []
-        self._counts = cycle((0, 1, 0))
-
-    async def find_next_due(self) -> float:
-        return math.inf
-
-    async def wait(self, seconds: float) -> int:
-        return next(self._counts) if seconds > 0 else 0
-
-    async def is_notifying_delayed(self) -> bool:
-        return True
-
-    async def set_polling(self, *, is_on: bool) -> None:
-        self.polling.append(is_on)
-
-
-async def test_a_relay_that_begins_to_poll_in_an_idle_round_goes_on() -> None:
-    outbox: Any = BusyOutbox()
-    notifications = Notifications(outbox)
-    service = Periodic(notifications)
-    loop = PublishLoop.__new__(PublishLoop)
-    pointers = SimpleNamespace(wait_seconds=math.inf, has_unconfirmed=False, has_backlog=False)
-
-    async def publish_one(_: Any, *, is_last: bool) -> int:
-        return 1  # RabbitMQ confirms it at once
-
-    async def publish_none(_: Any, *, is_last: bool) -> bool:
-        return False
-
-    pointers.publish_due = publish_one
-    vars(loop).update(
-        _is_stopping=False,
-        _is_notified=False,
-        _is_idle=False,
-        _look_at=0.0,
-        _pointers=pointers,
-        _dead_letters=SimpleNamespace(publish_due=publish_none),
-        _publisher=SimpleNamespace(has_unanswered=False),
-        _dlq=SimpleNamespace(is_open=True),
-        _queues={},
-        _process_slot=SimpleNamespace(confirm=SimpleNamespace(end=lambda: None)),
-    )
-
-    for number in range(6 * BUSY_SAMPLES):
-        service._due_at = 0.0 if number % 3 == 1 else math.inf  # due in each idle round
-        await loop._publish_round(outbox, [service], [], notifications)
-
-    assert outbox.polling == [True]

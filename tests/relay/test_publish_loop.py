@@ -128,25 +128,6 @@ async def test_only_confirmed_emails_are_marked_when_the_connection_breaks(
     assert seen == set(email_ids)
 
 
-async def test_an_email_leased_and_released_while_being_published_is_published_again(
-    relay: Relay, servers: Servers, tables_url: str, topology: Topology, store: LeaseStore
-) -> None:
-    async with Proxy(servers.amqp_url) as proxy:
-        await relay.start(settings_for(proxy.url, tables_url, topology))
-        relay.books.enqueue_one()
-        await relay.take(1)
-        proxy.freeze()
-        email_id = relay.books.enqueue_one()
-        await until(lambda: proxy.holds)
-
-        (lease,) = await store.lease(relay.books.keys([email_id]), 60)
-        await store.release({email_id: lease.token})
-        proxy.thaw()
-
-        assert await relay.take(2) == [email_id] * 2
-        await until(lambda: not relay.due())
-
-
 @pytest.mark.parametrize("status", [Status.FAILED, Status.HELD])
 async def test_a_dead_letter_holds_enough_to_replay_and_nothing_private(
     relay: Relay, store: LeaseStore, status: Status
@@ -278,21 +259,6 @@ async def test_losing_the_relay_between_publishing_and_marking_causes_only_a_sec
     assert await relay.take(1) == [email_id]
     await until(lambda: not relay.due())
     assert await relay.is_empty()
-
-
-async def test_a_relay_reports_how_long_it_has_waited_for_confirms(relay: Relay) -> None:
-    slot = free_process_slot()
-    async with Proxy(relay.settings.amqp_url) as proxy, publishing(relay.settings, slot, url=proxy.url):
-        relay.books.enqueue_one()
-        await relay.take(1)
-        await until(lambda: slot.confirm.seconds is None)
-        proxy.freeze_node()
-        relay.books.enqueue_one()
-
-        await until(lambda: (slot.confirm.seconds or 0) > 0.2)
-
-        proxy.thaw()
-        await until(lambda: slot.confirm.seconds is None)
 
 
 async def test_an_alarm_is_reported_until_rabbitmq_confirms_again(relay: Relay, tables_url: str) -> None:

@@ -57,12 +57,6 @@ async def test_a_scheduled_email_is_published_at_its_time_and_not_before(relay: 
     assert timedelta(0) <= became_due - send_at < timedelta(seconds=2)
 
 
-async def test_an_email_whose_send_at_has_passed_is_due_at_once(books: Books) -> None:
-    row = books.row(books.enqueue_one(send_at=PAST))
-
-    assert (row["status"], row["wait_until"], row["publish_due_at"] is None) == ("pending", None, False)
-
-
 async def test_many_emails_of_one_second_are_woken_in_batches_between_which_the_relay_publishes(
     outbox: Outbox, books: Books
 ) -> None:
@@ -298,16 +292,6 @@ async def test_the_part_of_a_wait_that_is_left(
     await apply(DomainWaits(outbox), before, now)
 
     assert seconds_left(books, email_id) == pytest.approx(100 * part, abs=5)
-
-
-async def test_slow_attempts_between_fast_ones_shorten_the_waits_only_once(outbox: Outbox, books: Books) -> None:
-    (email_id,) = make_wait(books, 1)
-    waits = DomainWaits(outbox)
-
-    for seconds in (None, 0.1, 1.0, 0.1, 1.0, 0.1):
-        await apply(waits, (None, 2) if seconds is None else (None, 2, seconds))
-
-    assert seconds_left(books, email_id) == pytest.approx(10, abs=3)
 
 
 async def test_the_leading_relay_publishes_them_within_two_seconds(relay: Relay) -> None:

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -31,7 +30,6 @@ from dispatcher.routing.breaker import (
     CircuitBreaker,
 )
 from dispatcher.routing.evidence import ALIKE_FACTOR, MAX_REMEMBERED, Blame, SuspectEmails
-from dispatcher.worker.attempts import OTHER_WORKERS_SECONDS
 
 LETTERS = {Blame.EMAIL: "E", Blame.PROVIDER: "P", Blame.UNKNOWN: "?"}
 
@@ -268,22 +266,6 @@ def test_a_whole_window_without_answers_opens_the_breaker(window: int, silences:
     assert scene.told == [(BreakerState.OPEN, "outcome_unknown")]
 
 
-@pytest.mark.parametrize(
-    ("script", "seconds"),
-    [
-        *((f"100*throttle {asked}", DEFAULT_PAUSE_SECONDS) for asked in ("", "0", "0.001")),
-        (", ".join(["throttle 10, sleep 0.001"] * 100), 9.999),
-    ],
-)
-def test_a_hundred_equal_refusals_are_reported_once_and_the_latest_end_counts(script: str, seconds: float) -> None:
-    scene = Scene()
-
-    scene.play(script)
-
-    assert scene.told == [(BreakerState.PAUSED, "throttled")]
-    assert scene.breaker.wait_seconds == pytest.approx(seconds)
-
-
 @pytest.mark.parametrize("asked", [-5.0, float("nan")])
 def test_an_impossible_time_counts_as_none(asked: float) -> None:
     scene = Scene()
@@ -312,15 +294,6 @@ def test_an_operators_resume_ends_every_wait_at_once(script: str, state: Breaker
 
     assert (scene.breaker.state, scene.breaker.wait_seconds) == (state, 0)
     assert [told for told, _ in scene.told] == ([] if state is before else [state])
-
-
-def test_a_provider_that_throttles_while_it_is_open_is_not_probed_before_the_pause_ends() -> None:
-    scene = Scene()
-    scene.play(", ".join([BEGIN_ALL, "3*lost", *(f"throttle {trial} 30" for trial in TRIALS)]))
-
-    assert scene.end == "open 0 30"
-    assert scene.breaker.reason == "connection_failed"
-    assert len(scene.told) == 2
 
 
 def test_a_refused_email_and_emails_to_a_refused_domain_wait_while_others_may_probe() -> None:
@@ -356,34 +329,6 @@ def test_a_lone_rejected_email_fails_after_five_minutes_and_a_dozen_tries() -> N
     assert UNCLEAR_SECONDS <= scene.now - began_at < UNCLEAR_SECONDS + LONGEST_OPEN_SECONDS + 5
     assert tries <= 12
     assert scene.breaker.state is BreakerState.CLOSED
-
-
-@pytest.mark.parametrize(
-    ("domain", "workers"), [("", 1), ("", 2), ("", 6), ("", 16), ("one.example", 1), ("one.example", 2)]
-)
-def test_one_rejected_email_per_minute_is_enough_to_find_the_provider_at_fault(domain: str, workers: int) -> None:
-    """Emails with long waits are released, so any worker may try them next."""
-    random, scenes, blames = Random(workers), [Scene() for _ in range(workers)], set[Blame]()
-    now = began_at = scenes[0].now
-    emails, tries = list[OutgoingEmail](), list[tuple[float, int, Scene]]()
-
-    while ready := [scene for scene in scenes if scene.breaker.reason is None]:
-        if now >= began_at + 60 * len(emails):
-            tries.append((now, len(emails), random.choice(ready)))
-            emails.append(email(domain))
-        for each in [each for each in tries if each[0] <= now]:
-            tries.remove(each)
-            _, number, scene = each
-            if scene.breaker.reason is not None:
-                tries.append((now + 1, number, random.choice(ready)))
-                continue
-            scene.now = now
-            blames.add(scene.reject(emails[number]))
-            wait = scene.breaker.single_email_wait_seconds(emails[number])
-            tries.append((now + wait, number, random.choice(ready) if wait >= OTHER_WORKERS_SECONDS else scene))
-        now += 0.5
-
-    assert blames == {Blame.UNKNOWN, Blame.PROVIDER}
 
 
 def test_bad_emails_that_stopped_the_provider_together_fail_at_last() -> None:

@@ -96,16 +96,6 @@ async def test_two_workers_together_never_exceed_the_rate(world: World) -> None:
     assert rate * (seconds + BURST_SECONDS + 2 * CLAIM_SECONDS) >= 100
 
 
-async def test_an_email_beyond_the_rate_is_refused_at_once_and_costs_no_statement(world: World) -> None:
-    limit = world.limit(rate=1)
-    sender = Sender(world.gates(limit))
-    assert await sender.send(sender.workers[0], 0)
-    assert not await sender.send(sender.workers[0], 0)
-    await world.pool.close()
-
-    assert not any([await sender.send(sender.workers[0], 0) for _ in range(10)])
-
-
 async def test_two_workers_together_never_send_more_at_the_same_time_and_share_the_slots(world: World) -> None:
     limit = world.limit(slots=3)
     sender = Sender(*(world.gates(limit, worker=f"w{number}") for number in range(2)))
@@ -241,22 +231,3 @@ async def test_a_new_worker_begins_with_the_length_of_attempts_that_another_has_
     limit = (await read_controls(world.pool)).domains[DOMAIN]
     (other,) = await world.gates(limit, worker="w1").enter(email())
     assert other.pace == pytest.approx(gate.pace)
-
-
-async def test_the_length_of_attempts_is_the_mean_of_all_workers_in_which_new_attempts_count_a_tenth(
-    world: World,
-) -> None:
-    world.limit(slots=4)
-    stores = [world.store(f"w{number}") for number in range(2)]
-
-    for number, lengths, expected in (
-        (0, [], None),
-        (0, [0.2, 0.4], 0.3),
-        (1, [], 0.3),
-        (1, [1.3], 0.4),
-        (0, [1.4, 1.4], 0.59),
-        (1, [0.01] * 200, 0.01),
-    ):
-        claim = await stores[number].claim(DOMAIN, tokens=0, slots=0, used=0, lengths=lengths)
-        assert claim is not None
-        assert claim.attempt_seconds == (expected and pytest.approx(expected, rel=1e-3))
