@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from dispatcher.domain.outcome import Deferred, Reason, Uncertain
 from dispatcher.telemetry import metrics
@@ -17,7 +17,7 @@ ATTEMPTS: Final = {
     "retries": metrics.RETRIES,
     "held": metrics.HELD,
 }
-STATEMENTS: Final = {
+TIMED: Final = {
     "leases": metrics.LEASE_EMAILS,
     "lease_seconds": metrics.LEASE_SECONDS,
     "records": metrics.RECORD_EMAILS,
@@ -32,7 +32,7 @@ async def test_attempts_retries_and_emails_are_counted_by_outcome(bench: Bench) 
     bench.provider.script[greylisted].append(answer(Deferred(Reason.RECIPIENT_DEFERRED)))
     bench.provider.script[silent].append(answer(Uncertain("silence")))
 
-    with counted(ATTEMPTS) as counts:
+    with counted(ATTEMPTS) as counts, counted(TIMED) as timed:
         await bench.start()
         await bench.deliver(email_ids)
         await bench.settled({"sent": 2, "held": 1})
@@ -47,22 +47,7 @@ async def test_attempts_retries_and_emails_are_counted_by_outcome(bench: Bench) 
         ("emails", "scripted", "uncertain"): 1,
         ("held", "no_answer"): 1,
     }
-
-
-async def test_every_statement_and_attempt_is_timed(bench: Bench) -> None:
-    with counted({**ATTEMPTS, **STATEMENTS}) as counts:
-        await bench.start()
-        await bench.enqueue(1)
-        await bench.settled({"sent": 1})
-        await bench.nothing_left_on_the_queue()
-
-    # Leave out the samples of histogram buckets, which have an additional label for the bound.
-    values = {
-        name: sum(count for key, count in counts.items() if key[0] == name and len(key) == len(meter.labels) + 2)
-        for name, meter in STATEMENTS.items()
-    }
-    # The last message of the test points to an unknown email, and causes one more lease statement.
-    assert values == {name: 2 if name.startswith("lease") else 1 for name in STATEMENTS}
+    assert {name for (name, *_), count in timed.items() if count} == TIMED.keys()
 
 
 async def test_a_worker_reports_when_it_is_up_its_in_flight_emails_and_the_time_of_its_last_ack(bench: Bench) -> None:
@@ -75,14 +60,3 @@ async def test_a_worker_reports_when_it_is_up_its_in_flight_emails_and_the_time_
 
     assert before is None
     assert worker.process_table.statuses()[0].served_seconds is not None
-
-
-async def test_a_worker_is_up_after_its_first_attempt_to_connect_to_rabbitmq_even_if_that_failed(bench: Bench) -> None:
-    unreachable: dict[str, Any] = {"AMQP_URL": "amqp://guest:guest@127.0.0.1:1/"}
-    for settings in ({}, unreachable):
-        worker = await bench.start(**settings)
-        assert not worker.process_slot.is_up
-
-        await until(lambda: bench.workers[-1].process_slot.is_up)
-
-        await worker.stop()

@@ -13,9 +13,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.broker.connection import CONNECT_SECONDS
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.outcome import Deferred, Reason, Rejected
-from dispatcher.worker.process import POOL_SIZE
+from dispatcher.worker.process import CANCEL_SECONDS, POOL_SIZE
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator
 from tests.store.books import Books, frozen_sessions
@@ -260,3 +261,22 @@ async def test_a_worker_reports_how_long_it_has_waited_for_a_commit(bench: Bench
 
     await bench.settled({"sent": 2})
     await until(lambda: worker.process_slot.commit.seconds is None)
+
+
+async def test_a_rabbitmq_that_accepts_connections_and_never_answers_does_not_delay_the_stop(bench: Bench) -> None:
+    connected = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        worker = await bench.start(AMQP_URL=f"amqp://guest:guest@127.0.0.1:{port}/")
+        await asyncio.wait_for(connected.wait(), 10)
+
+        worker.begin_to_stop()
+
+        # The worker stops in far less time than the connect timeout.
+        await asyncio.wait_for(worker.task, CONNECT_SECONDS - CANCEL_SECONDS)

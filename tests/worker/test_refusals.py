@@ -7,12 +7,11 @@ No relay runs in these tests, so released emails stay pending until a test publi
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from structlog.testing import capture_logs
 
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
@@ -80,28 +79,6 @@ async def test_a_refused_backlog_waits_or_fails_over(case: str, has_second: bool
         assert set(second.accepted.values()) == ({1} if has_second else set())
         assert (told in reason[0], reason[1] >= lasts, sink.received) == (True, True, [])
         assert not bench.books.select("select error_type from every_attempt where outcome = 'rejected'")
-
-
-@pytest.mark.parametrize("case", ["RCPT, relay", "RCPT, unknown words", "MAIL, sender"])
-async def test_three_refusals_are_enough_and_the_log_says_why(case: str, bench: Bench, tmp_path: Path) -> None:
-    step, reply, told, _ = FAULTS[case]
-    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={step: reply})) as place:
-        await bench.start([place.provider])
-        with capture_logs() as logs:
-            (first,) = await bench.enqueue(to="ann@shop0.example")
-            await until(lambda: any(each["event"] == "email.refusal_undecided" for each in logs))
-            assert bench.books.statuses() == {"sending": 1}
-        for number in (1, 2):
-            await bench.enqueue(to=f"ann@shop{number}.example")
-
-        await until(lambda: reasons(bench) != [])
-
-        await bench.settled({"pending": 3})
-        assert bench.books.select("select * from every_attempt") == []
-    line = next(each for each in logs if each["event"] == "email.refusal_undecided")
-    assert (line["email_id"], line["provider"]) == (str(first), "smtp")
-    assert (line["provider_code"] in reply, told in line["reason"]) == (True, True)
-    assert (line["error_type"] in Reason, line["retry_in_seconds"] > 0) == (True, True)
 
 
 async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> None:
@@ -252,19 +229,6 @@ async def test_an_undecided_email_waits_first_in_the_worker_and_then_for_any_wor
     row = bench.books.row(email_id)
     assert 2 < (row["publish_due_at"] - datetime.now(UTC)).total_seconds() < 8
     assert (bench.books.attempts(email_id), row["attempt_count"]) == ([], 0)
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_an_undecided_email_that_expires_before_its_next_try_is_released(bench: Bench) -> None:
-    bench.provider.always = refuse(UNCLEAR)
-    await bench.start()
-    (email_id,) = bench.books.enqueue(1, to="bad@bad.example")
-    bench.books.change(email_id, expires_at=datetime.now(UTC) + timedelta(seconds=2))
-
-    await bench.deliver([email_id])
-
-    await until(lambda: len(bench.provider.calls) > 0 and bench.books.statuses() == {"pending": 1})
-    assert bench.books.row(email_id)["error_type"] is None
     await bench.nothing_left_on_the_queue()
 
 

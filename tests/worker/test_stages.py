@@ -13,7 +13,7 @@ from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.errors import ProviderFault
+from dispatcher.errors import AnswerTooLarge, ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import read_suspects
@@ -482,22 +482,6 @@ def test_an_email_stopped_before_the_first_step_of_its_task_is_released() -> Non
     assert {row.attempts for row in bench.store.rows.values()} == {0}
 
 
-def test_no_more_emails_are_leased_than_the_window_has_room_for_and_waiting_emails_take_none() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.provider.always = accept_when_let_go
-        email_ids = bench.enqueue(bench.settings.prefetch + 8)
-        for email_id in email_ids[:3]:
-            bench.provider.script[email_id].append(answer(LATER))
-        bench.deliver(*email_ids)
-        await bench.turns()
-        waiting = [email for email in bench.pipeline.window.emails.values() if email.state is EmailState.WAITING]
-        assert len(waiting) == 3
-        assert len(bench.provider.waiting) == bench.settings.prefetch
-        assert bench.statuses() == {Status.SENDING: bench.settings.prefetch + 3, Status.PENDING: 5}
-
-    run(scenario)
-
-
 @pytest.mark.parametrize("act", [accept_when_let_go, answer(LATER)], ids=["on the wire", "waits for a retry"])
 def test_a_second_message_of_an_in_flight_email_is_acked_and_hastens_nothing(act: Act) -> None:
     async def scenario(bench: StageBench) -> None:
@@ -674,3 +658,27 @@ def test_large_content_leaves_a_quarter_of_the_memory_to_light_content(large_oct
         assert len(bench.provider.waiting) == at_once + 2
 
     run(scenario, worker_memory_mb=32)
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), AnswerTooLarge("too little memory")], ids=["Python", "libpq"])
+def test_an_email_is_released_if_the_host_has_no_memory_for_its_content(fault: Exception) -> None:
+    class Starved(FakeStore):
+        async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
+            if faults:
+                raise faults.pop()
+            return await super().read_content(email_id)
+
+    faults = [fault]
+
+    async def scenario(bench: StageBench) -> None:
+        bench.store.__class__ = Starved
+        (email_id,) = bench.enqueue(octets_apart=1000)
+        bench.deliver(email_id)
+        await bench.pass_time(1)
+        bench.deliver(email_id)
+        await bench.pass_time(1)
+
+    bench = run(scenario)
+
+    assert bench.words == ["lease", "release", "ack", "lease", "record", "ack"]
+    assert bench.statuses() == {Status.SENT: 1}
