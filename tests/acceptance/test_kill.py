@@ -11,8 +11,7 @@ import signal
 from collections import Counter
 from dataclasses import replace
 
-from tests.acceptance.double import Double
-from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
+from tests.acceptance.harness import CONNECTIONS, WORKERS, Double, Host, emails, stop
 from tests.supervisor.program import Program, eventually, is_alive
 
 SETTLED_SECONDS = 30.0

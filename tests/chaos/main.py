@@ -21,18 +21,16 @@ import click
 
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import prepare_streams, print_data, print_json, say
+from dispatcher.cli.output import prepare_streams, print_data, say
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
 from dispatcher.telemetry.log import configure
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.chaos.cluster_storm import DECK, DECK_OF_HOSTS, PAUSE_SECONDS, cluster_ground, measured, print_standstills
-from tests.chaos.cluster_storm import to_json as standstill_to_json
-from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.plan import Ground, StormPlan
-from tests.chaos.report import print_outcome, to_json
+from tests.chaos.plan import Ground, HarnessFailed, StormPlan
+from tests.chaos.report import print_outcome
 from tests.chaos.storm import CHOSEN, play
 
 PROGRAM: Final = "./run chaos"
@@ -84,7 +82,6 @@ NOT_JUDGED: Final = 75
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help=(
     "Keep logs, ledgers and the adversary's diary in this folder.  [default: deleted if the promise was kept]"
 ))  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 def command(
     minutes: float,
     seed: int | None,
@@ -97,7 +94,6 @@ def command(
     cluster: bool,
     mutant: str | None,
     folder: Path | None,
-    as_json: bool,
     **given: Any,
 ) -> int:
     """Tests the delivery promise: dispatches under load while an adversary causes faults, then checks every email.
@@ -161,20 +157,14 @@ def command(
         except HarnessFailed as failure:
             if not folder:
                 _keep(place, "the storm has no verdict")
-            if as_json:
-                print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
-            else:
-                print_data(f"No verdict: the harness failed, because {failure}")
+            print_data(f"No verdict: the harness failed, because {failure}")
             return NOT_JUDGED
         found = measured(ground.outages, place)
         is_good = outcome.verdict.is_good and not any(each.is_too_long for each in found)
         if not (folder or mutant or is_good):
             _keep(place, "the promise was broken")
-    if as_json:
-        print_json(to_json(plan, outcome) | {"standstills": [standstill_to_json(each) for each in found]})
-    else:
-        print_outcome(plan, outcome)
-        print_standstills(found)
+    print_outcome(plan, outcome)
+    print_standstills(found)
     return Exit.DONE if is_good else Exit.FAILED
 
 

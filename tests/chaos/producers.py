@@ -11,8 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.dev.oracle import Answer
-from tests.chaos.harness import HarnessFailed
-from tests.chaos.plan import StormPlan
+from tests.chaos.plan import HarnessFailed, StormPlan
 from tests.chaos.producer import read_notes
 from tests.supervisor.program import Program
 

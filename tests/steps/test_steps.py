@@ -12,7 +12,6 @@ from queue import SimpleQueue
 
 import psycopg
 import pytest
-from rich.console import Console
 
 from tests.acceptance.harness import Host, emails, stop
 from tests.providers.choosy_server import ChoosyServer, at_most
@@ -101,6 +100,5 @@ def test_two_hundred_freezes_past_the_leases_at_every_step_lose_and_duplicate_no
 def test_a_thousand_kills_lose_and_duplicate_nothing(host: Host) -> None:
     proof = prove(host, kills=1000, seed=1000)
 
-    proof.show(Console())
     assert {kill.step for kill in proof.kills} == set(Step) - {Step.IN_RELEASE}
     assert len(proof.kills) == 1000
