@@ -3,7 +3,6 @@ to a SendGrid double, and with scripted faults."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 from uuid import UUID
@@ -53,19 +52,6 @@ async def warm(bench: Bench, *providers: Provider) -> None:
     await bench.enqueue()
     await bench.settled({"sent": 1})
     await until(lambda: worker.in_flight == 0)
-
-
-async def test_an_email_on_an_idle_connection_needs_no_task(bench: Bench, place: SendGridPlace) -> None:
-    await warm(bench, place.provider)
-    place.double.behaviour.latency_seconds = 0.3
-
-    (email_id,) = await bench.enqueue()
-    await until(lambda: bench.workers[0].in_flight == 1)
-
-    assert all(getattr(task.get_coro(), "__name__", "") != "_send" for task in asyncio.all_tasks())
-    await bench.settled({"sent": 2})
-    assert place.double.requests[str(email_id)] == 1
-    await bench.nothing_left_on_the_queue()
 
 
 @pytest.mark.parametrize(

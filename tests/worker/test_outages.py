@@ -48,28 +48,6 @@ async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, po
     await bench.nothing_left_on_the_queue()
 
 
-async def test_a_deferral_whose_reply_was_lost_is_retried(bench: Bench, postgres: Proxy, tables_url: str) -> None:
-    (email_id,) = bench.books.enqueue(1)
-    bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED)))
-    with psycopg.connect(tables_url) as person:
-        worker = await bench.start(DATABASE_URL=postgres.url)
-        person.execute("select from email_hourly for update")
-        person.execute("lock table email_attempt in share mode")
-        await bench.deliver([email_id])
-        await bench.blocked(worker)
-        postgres.freeze()
-        postgres.cut()
-    await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
-    postgres.thaw()
-
-    # The worker does not know whether it still has the lease, so it releases the email.
-    await until(lambda: bench.books.row(email_id)["publish_due_at"] is not None)
-    assert bench.books.row(email_id)["attempt_count"] == 1
-    await bench.deliver([email_id])
-    await bench.settled({"sent": 1})
-    assert bench.books.outcomes(email_id) == ["deferred", "accepted"]
-
-
 @contextmanager
 def locked_email(bench: Bench) -> Iterator[tuple[UUID, psycopg.Connection]]:
     """A new email whose row is locked during the block."""

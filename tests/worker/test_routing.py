@@ -220,19 +220,6 @@ async def test_templated_emails_wait_for_their_provider_and_others_do_not(bench:
     await bench.nothing_left_on_the_queue()
 
 
-async def test_emails_that_wait_for_their_provider_do_not_fill_the_window(bench: Bench) -> None:
-    sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", NO_TEMPLATES)
-    sendgrid.always = fail(ProviderFault("sendgrid", "bad credentials"), after_leaving=False)
-    await bench.start([sendgrid, smtp], PREFETCH="2")
-    await bench.enqueue(10, **TEMPLATED)
-
-    texts = await bench.enqueue(10)
-
-    await bench.settled({"pending": 10, "sent": 10})
-    assert smtp.accepted == dict.fromkeys(texts, 1)
-    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # each email was leased only once
-
-
 async def test_an_email_that_no_provider_can_send_fails_at_once_and_names_what_it_needs(bench: Bench) -> None:
     smtp = ScriptedProvider("smtp", NO_TEMPLATES)
     await bench.start([smtp])
