@@ -415,17 +415,14 @@ def emails(
     *,
     name: str = "email",
     to: Callable[[int], str | list[str]] | None = None,
-    template_id: str | None = None,
 ) -> Iterator[Email]:
-    """Plain emails, each to a different recipient. If `template_id` is given, the emails use the template and have no
-    text."""
+    """Plain emails, each to a different recipient."""
     for number in range(count):
         yield Email(
             message_key=f"{name}-{number}",
             sender="Shop <shop@example.com>",
             to=to(number) if to else f"customer-{number}@example.org",
             subject=f"Receipt {number}",
-            text=None if template_id else f"Thank you for order {number}.",
-            template_id=template_id,
+            text=f"Thank you for order {number}.",
             correlation_id=f"order-{number}",
         )

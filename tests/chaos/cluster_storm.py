@@ -1,5 +1,5 @@
-"""A storm on a cluster: `./run chaos --cluster`. Causes its faults, one at a time, and measures the
-standstill after each.
+"""A storm on a cluster: `./run chaos --cluster`. Causes its faults, one at a time, and measures the standstill
+after each.
 
 An action blocks until all servers of the cluster run again, so the action runs in its own thread. The storm's loop only
 checks whether the action has finished. A standstill is the longest time without an acceptance by the provider. It
@@ -44,8 +44,6 @@ DECK: Final[Mapping[str, int]] = {
 DECK_OF_HOSTS: Final[Mapping[str, int]] = {**DECK, "kill parent": 1, "kill host": 1}
 """The same actions for a storm with a second host. A host that starts while a node is frozen may take a while."""
 PAUSE_SECONDS: Final = (4.0, 12.0)
-
-
 CALM_SECONDS: Final = 6.0
 """The pause between two faults."""
 LAST_SECONDS: Final = 40.0
@@ -121,10 +119,6 @@ class FaultSchedule(Outages):
     def is_over(self) -> bool:
         """Whether no fault is in progress: all servers of the cluster are running again."""
         return self._action is None
-
-    @property
-    def unfinished(self) -> str:
-        return self.faults[-1].name if self._action else ""
 
     def heal(self) -> None:
         """Start no more faults. A fault in progress heals by itself."""

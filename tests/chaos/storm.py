@@ -269,14 +269,11 @@ def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
     stage.behave()
     stage.outages.heal()
 
-    def away() -> str:
-        return f"servers ({stage.outages.unfinished or 'all run'}) and producers ({stage.producers.describe_ends})"
-
     def is_calm() -> bool:
         return stage.outages.is_over and stage.producers.are_done and not stage.calm
 
     try:
-        _await(stage, is_calm, away, CALM_SECONDS)
+        _await(stage, is_calm, "the servers' restart and the producers' last answers", CALM_SECONDS)
     except AssertionError as error:
         raise HarnessFailed(str(error)) from error
 
@@ -346,7 +343,7 @@ _WAITING: Final = """
 """
 
 
-def _await(stage: StormStage, condition: Callable[[], bool], what: str | Callable[[], str], seconds: float) -> None:
+def _await(stage: StormStage, condition: Callable[[], bool], what: str, seconds: float) -> None:
     def holds() -> bool:
         stage.step()
         time.sleep(LOOK_SECONDS)

@@ -16,9 +16,8 @@ import pytest
 from tests.acceptance.harness import Host, emails, stop
 from tests.providers.choosy_server import ChoosyServer, at_most
 from tests.providers.listeners import listening
-from tests.steps.frozen import freeze
 from tests.steps.kill_points import WORKER_STEPS, KillPlan, Step
-from tests.steps.proof import SETTINGS, prove, start
+from tests.steps.proof import SETTINGS, freeze, prove, start
 from tests.supervisor.program import eventually
 
 KILLS = 14
