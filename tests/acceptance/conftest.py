@@ -10,8 +10,7 @@ import trustme
 
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
-from tests.acceptance.double import Double
-from tests.acceptance.harness import Host
+from tests.acceptance.harness import Double, Host
 from tests.monitor.receiver import Receiver, receiving
 
 

@@ -20,6 +20,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -168,6 +169,50 @@ class Sink(LocalProvider):
             "SMTP_URL": f"smtp://127.0.0.1:{self._port}?tls=none",
             "SMTP_CONNECTIONS": str(CONNECTIONS),
         }
+
+
+class Double(LocalProvider):
+    """A local SendGrid, which records accepted emails and requests in files."""
+
+    module = "dispatcher.dev.http_double"
+
+    def behave(self, **behaviour: object) -> None:
+        """See `dispatcher.dev.http_behaviour.Behaviour.change`."""
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection.request("PUT", "/double", orjson.dumps(behaviour))
+        assert connection.getresponse().status < 300
+        connection.close()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """See `Recipient`."""
+        return {"PROVIDERS": "sendgrid", "SENDGRID_HOST": self._url, "SENDGRID_API_KEY": "SG.test.key"}
+
+    @property
+    def sms_settings(self) -> Mapping[str, str]:
+        """The settings with which a dispatcher sends SMS to this double, which is then a local Twilio."""
+        return {
+            "SMS_PROVIDERS": "twilio",
+            "TWILIO_URL": self._url,
+            "TWILIO_ACCOUNT_SID": f"AC{'0' * 32}",
+            "TWILIO_AUTH_TOKEN": "test-token",
+            "TWILIO_SENDER": "Example",
+            "SMS_COUNTRIES": "DE",
+            "TWILIO_CALLBACK_URL": "https://mail.example.org/v1/events/twilio",
+        }
+
+    @property
+    def _url(self) -> str:
+        return str(self._started["url"])
+
+    def sms(self) -> set[UUID]:
+        """The accepted SMS: only these have addresses in the ledger."""
+        return {email_id for email_id, address in self.deliveries() if address}
+
+    def requests(self) -> list[dict[str, Any]]:
+        """All requests that the double has read at least partly. Fields: `email_id`, `came` (the result), `at` (unix
+        seconds) and `together` (the number of emails in the call)."""
+        return self._lines("requests.jsonl")
 
 
 class Host:
@@ -370,17 +415,14 @@ def emails(
     *,
     name: str = "email",
     to: Callable[[int], str | list[str]] | None = None,
-    template_id: str | None = None,
 ) -> Iterator[Email]:
-    """Plain emails, each to a different recipient. If `template_id` is given, the emails use the template and have no
-    text."""
+    """Plain emails, each to a different recipient."""
     for number in range(count):
         yield Email(
             message_key=f"{name}-{number}",
             sender="Shop <shop@example.com>",
             to=to(number) if to else f"customer-{number}@example.org",
             subject=f"Receipt {number}",
-            text=None if template_id else f"Thank you for order {number}.",
-            template_id=template_id,
+            text=f"Thank you for order {number}.",
             correlation_id=f"order-{number}",
         )

@@ -20,8 +20,7 @@ import trustme
 
 from tests.acceptance import canary
 from tests.acceptance.canary import BAD_BODIES, ask_everything, request
-from tests.acceptance.double import Double
-from tests.acceptance.harness import Host, Sink
+from tests.acceptance.harness import Double, Host, Sink
 from tests.cli.commandline import in_process
 from tests.monitor.receiver import SECRET, Receiver, write_ca
 from tests.supervisor.program import Program, eventually

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
-import psycopg
 import pytest
 
 from dispatcher.broker.topology import Topology, declare
@@ -61,45 +60,6 @@ def host(tmp_path: Path, stoppable: StoppableServers, lasting: Topology) -> Iter
             opened.rabbit.purge(queue)
         yield opened
         stoppable.restore()
-
-
-def await_long_outage(run: Program) -> None:
-    """Wait until each worker's pool has waited for PostgreSQL and timed out, which takes seconds."""
-
-    def slots() -> set[str]:
-        lost = run.events("store.connection_lost")
-        return {event["worker"] for event in lost if "connection failed" in event["reason"]} - {"relay", "monitor"}
-
-    eventually(lambda: len(slots()) == WORKERS)
-
-
-@pytest.mark.parametrize(
-    ("server", "number"),
-    [
-        (POSTGRES, signal.SIGQUIT),
-        (POSTGRES, signal.SIGINT),
-        (RABBITMQ, signal.SIGTERM),
-        (RABBITMQ, signal.SIGKILL),
-    ],
-)
-def test_a_server_is_restarted(host: Host, stoppable: StoppableServers, server: str, number: signal.Signals) -> None:
-    host.sink("--latency-ms", "100")
-    ids = host.enqueue(emails(800))
-    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
-    address = address_of(run)
-    host.await_delivered(200)
-
-    stoppable.stop(server, number)
-    if server == POSTGRES:
-        await_long_outage(run)
-        eventually(lambda: "database" in failing(address), "/readyz", seconds=60)
-    else:
-        ids |= host.enqueue(emails(100, name="more"))
-    stoppable.restart(server)
-
-    eventually(lambda: "database" not in failing(address), "/readyz", seconds=15)
-    assert_sent(host, run, ids)
-    assert not run.events("process.exited", level="error")
 
 
 def assert_sent(host: Host, run: Program, ids: set[UUID]) -> None:
@@ -178,28 +138,3 @@ def test_readyz_doctor_and_show_name_an_alarm_of_rabbitmq(host: Host, stoppable:
     assert "short of memory or disk space" in show.log
     eventually(lambda: failing(address) == [], "readiness")
     assert_sent(host, run, before | ids)
-
-
-def test_readyz_and_doctor_report_hanging_commits(host: Host, stoppable: StoppableServers) -> None:
-    """PostgreSQL answers queries, but no commit returns, as when the only synchronous standby is down."""
-    host.sink("--latency-ms", "100")
-    ids = host.enqueue(emails(400))
-    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
-    address = address_of(run)
-    host.await_delivered(40)
-    with psycopg.connect(stoppable.servers.database_url, autocommit=True) as session:
-        session.execute("alter system set synchronous_standby_names = 'nobody'")
-        session.execute("select pg_reload_conf()")
-        try:
-            eventually(lambda: failing(address) == ["commits"], "/readyz", seconds=60)
-            looked = host.command("doctor")
-            code = looked.await_exit()
-        finally:
-            session.execute("alter system reset synchronous_standby_names")
-            session.execute("select pg_reload_conf()")
-
-    assert code == 1
-    assert "did not commit a small write within 5 s" in looked.log
-    assert "synchronous_standby_names is 'nobody'" in looked.log
-    eventually(lambda: failing(address) == [], "readiness")
-    assert_sent(host, run, ids)

@@ -3,20 +3,13 @@ Enqueued emails are sent exactly once."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
-import resource
 import signal
 import socket
 
-import orjson
 import psycopg
 
-from dispatcher.cli.status import fetch_unready
-from dispatcher.config.values import Listener
-from dispatcher.dev.ports import choose
-from tests.acceptance.harness import CONNECTIONS, DISPATCHER, Host, emails, stop
+from tests.acceptance.harness import CONNECTIONS, Host, emails, stop
 from tests.supervisor.program import Program, eventually
 
 
@@ -136,27 +129,3 @@ def test_a_host_without_a_log_reader_metrics_folder_or_port_keeps_sending_and_re
     books.assert_balanced()
     assert books.counts == {"sent": 440}
     assert not run.words
-
-
-def test_a_worker_without_disk_space_reports_it_and_starts_once_there_is_space(host: Host) -> None:
-    (port,) = choose(1)
-    address = f"127.0.0.1:{port}"
-    # Simulates a full disk: `ulimit` limits the size of each file that the host writes, and a worker's ledger needs
-    # more.
-    limited = ["sh", "-c", 'ulimit -S -f 128 && exec "$@"', "sh", *DISPATCHER, "run"]
-    run = host.program(limited, "run", env=host.environment(METRICS="off", METRICS_ADDRESS=address, WORKERS=1))
-
-    ended = run.await_events("process.exited", reason="could_not_boot")
-    asked = eventually(lambda: asyncio.run(fetch_unready(Listener("127.0.0.1", port))), "a monitor that answers")
-    status = host.command("status", "--json", METRICS_ADDRESS=address)
-    assert status.await_exit() == 0
-
-    reason = "The in-flight ledger cannot be created in the run directory: File too large. Free disk space"
-    assert ended["error"].startswith(reason)
-    for reason_text in (asked, orjson.loads(status.log)["unready"]):
-        assert re.match(rf"worker 0 could not boot, (once|\d+ times in a row): {reason}", reason_text or "")
-    assert "Traceback" not in run.words
-    _, hard = resource.prlimit(run.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (hard, hard))
-    host.await_finished(host.enqueue(emails(5)))
-    stop(run)

@@ -12,11 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
-from uuid import UUID
 
-import pytest
-
-from tests.acceptance.canary import request
 from tests.acceptance.harness import DISPATCHER, WORKERS, Host, emails
 from tests.supervisor.program import CHECKOUT, Program, eventually, is_alive
 
@@ -63,9 +59,9 @@ class Supervised:
         """The number of workers in the n-th start of `dispatcher run`, counted from 1. Waits for that start."""
         return int(self.await_event("dispatcher.started", life)["workers"])
 
-    def await_event(self, name: str, times: int = 1, program: str = "dispatcher") -> dict[str, Any]:
-        """The n-th event with this name in the log of a program. Waits for the event."""
-        log = self._host.folder / f"{program}.log"
+    def await_event(self, name: str, times: int = 1) -> dict[str, Any]:
+        """The n-th event with this name in the dispatcher's log. Waits for the event."""
+        log = self._host.folder / "dispatcher.log"
 
         def found() -> list[dict[str, Any]]:
             lines = log.read_text().splitlines() if log.exists() else []
@@ -91,15 +87,6 @@ class Supervised:
         """Stop supervisord, which stops its programs."""
         self.program.send(signal.SIGTERM)
         assert self.program.await_exit() == 0
-
-
-def posted(supervised: Supervised, life: int) -> tuple[int, str, bool]:
-    """The answer of the API's n-th start to a posted email: status, id, and whether the API repeated an earlier
-    answer."""
-    email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}
-    address = supervised.await_event("api.started", life, "dispatcher-api")["listener"]
-    status, answer = request(address, "POST", "/v1/emails", json.dumps(email).encode(), Idempotency_Key="order-17")
-    return status, json.loads(answer.rpartition(b"\n\n")[2])["id"], b"idempotent-replayed: true" in answer
 
 
 def test_restarts_kills_and_new_settings_repeat_no_email_and_a_stop_is_not_undone(host: Host) -> None:
@@ -143,24 +130,3 @@ def test_invalid_settings_cause_no_restart_loop(host: Host) -> None:
     eventually(lambda: "exit status 78; expected" in supervised.program.log, "the exit")
     supervised.end()
     assert supervised.program.log.count("spawned: 'dispatcher'") == 1
-
-
-@pytest.mark.slow  # the API's own restart is tested in tests/api; this is its entry in our configuration file
-def test_the_api_is_restarted_after_a_kill_and_not_after_a_stop(host: Host) -> None:
-    host.sink()
-    supervised = Supervised(host, API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on")
-    assert "STOPPED" in supervised.control("status", "dispatcher-api")  # it does not start automatically
-    supervised.control("start", "dispatcher-api")
-
-    first = posted(supervised, 1)
-    os.kill(int(supervised.control("pid", "dispatcher-api")), signal.SIGKILL)
-    second = posted(supervised, 2)
-    supervised.control("stop", "dispatcher-api")
-
-    assert (first[0], first[2]) == (202, False)
-    assert second == (202, first[1], True)
-    books = host.await_finished({UUID(first[1])})
-    supervised.end()
-    books.assert_balanced()
-    assert books.counts == {"sent": 1}
-    assert "stopped: dispatcher-api (exit status 0)" in supervised.program.log

@@ -7,18 +7,15 @@ import time
 from typing import Any
 
 import orjson
-import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.acceptance.canary import request
-from tests.acceptance.harness import Host, emails, stop
+from tests.acceptance.harness import Host, stop
 from tests.supervisor.program import eventually
 from tests.telemetry.otlp import collecting
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
-MORE_THAN_A_BATCH = 600
-"""So many emails that exports start while emails are still being sent."""
 TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 
 
@@ -60,20 +57,3 @@ def test_the_callers_span_enqueue_and_attempts_form_one_trace(host: Host) -> Non
     assert second.attributes == expected | {"dispatcher.outcome": "accepted", "dispatcher.attempt": 2}
     assert (first.failed, second.failed) == (True, False)
     assert began_at <= first.started_at <= first.ended_at <= second.started_at <= second.ended_at <= time.time()
-
-
-@pytest.mark.slow  # more than a batch of spans
-def test_a_collector_that_never_answers_delays_neither_emails_nor_the_exit(host: Host) -> None:
-    with collecting(answers=False) as collector:
-        run = host.run(WORKERS=1, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)
-        ids = host.enqueue(emails(MORE_THAN_A_BATCH))
-        books = host.await_finished(ids)
-        assert collector.bodies
-        asked_at = time.monotonic()
-        stop(run)
-        # The process waits one second for the collector. The other seconds are for a busy machine.
-        assert time.monotonic() - asked_at < 8
-
-    books.assert_balanced()
-    assert books.counts == {"sent": MORE_THAN_A_BATCH}
-    assert not run.words

@@ -369,6 +369,20 @@ async def test_stop_from_the_other_form_of_a_number_suppresses_the_number(
             assert [email["id"] for email in found.json["emails"]] == [email_id]
 
 
+async def test_a_copy_of_an_old_reply_changes_nothing(sms_api: Api, connection: psycopg.Connection) -> None:
+    await enqueued_sms(sms_api)
+    stop = {**SID, "From": NUMBER, "Body": "STOP"}
+    start = {**OTHER_SID, "From": NUMBER, "Body": "START"}
+
+    for form in (stop, start, stop):
+        await called_back(sms_api, INBOUND_URL, form)
+    assert connection.execute(ENTRIES).fetchall() == []
+
+    await called_back(sms_api, INBOUND_URL, {**stop, "MessageSid": f"SM{'3' * 32}"})
+    await called_back(sms_api, INBOUND_URL, start)
+    assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "unsubscribe")]
+
+
 async def test_start_leaves_the_entry_of_an_operator(sms_api: Api, connection: psycopg.Connection) -> None:
     body = {"recipients": [NUMBER], "reason": "a complaint by post"}
     assert (await sms_api.call("POST", "/v1/suppressions", body=body)).status == 200

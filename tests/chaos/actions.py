@@ -8,10 +8,9 @@ from typing import Final
 
 from dispatcher.dev.smtp_behaviour import SmtpFault, Step
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos import event_actions, message_actions, process_actions, row_actions, server_actions, timing_actions
-from tests.chaos.action import Action
+from tests.chaos import event_actions, message_actions, process_actions, server_actions, timing_actions
 from tests.chaos.network import SERVERS
-from tests.chaos.stage import StormStage
+from tests.chaos.stage import Action, StormStage
 
 Behaviour = Mapping[str, object]
 
@@ -87,7 +86,7 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "restart database": (server_actions.restart_database, 2),
     "inject duplicates": (message_actions.inject_duplicates, 2),
     "inject garbage": (message_actions.inject_garbage, 1),
-    "damage rows": (row_actions.damage_rows, 2),
+    "damage rows": (message_actions.damage_rows, 2),
     "cancel": (timing_actions.cancel, 3),
     "reschedule": (timing_actions.reschedule, 2),
     "pause": (timing_actions.pause, 2),

@@ -1,11 +1,24 @@
-"""A storm on a cluster: `./run chaos --cluster`."""
+"""A storm on a cluster: `./run chaos --cluster`. Causes its faults, one at a time, and measures the standstill
+after each.
+
+An action blocks until all servers of the cluster run again, so the action runs in its own thread. The storm's loop only
+checks whether the action has finished. A standstill is the longest time without an acceptance by the provider. It
+begins after the start of the action and before the start of the next action. The producers never stop, so emails are
+always due.
+"""
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Final
 
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.output import print_data
@@ -13,7 +26,7 @@ from dispatcher.cli.table import Table
 from dispatcher.dev.acceptance_ledger import read_ledger
 from tests.acceptance.outages import StoppableServers
 from tests.chaos.cluster import Cluster, private
-from tests.chaos.faults import FaultSchedule, Standstill, standstills
+from tests.chaos.cluster_actions import CLUSTER_ACTIONS
 from tests.chaos.outages import Outages
 from tests.chaos.plan import Ground, StormPlan
 
@@ -31,6 +44,130 @@ DECK: Final[Mapping[str, int]] = {
 DECK_OF_HOSTS: Final[Mapping[str, int]] = {**DECK, "kill parent": 1, "kill host": 1}
 """The same actions for a storm with a second host. A host that starts while a node is frozen may take a while."""
 PAUSE_SECONDS: Final = (4.0, 12.0)
+CALM_SECONDS: Final = 6.0
+"""The pause between two faults."""
+LAST_SECONDS: Final = 40.0
+"""No fault starts within this time before the end of the storm."""
+MAX_STANDSTILL_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFault:
+    """An action and its time, in Unix seconds.
+
+    Attributes:
+        whole_at: When all servers of the cluster were running again.
+        quorum_since: When a lost quorum was restored; None if the quorum was not lost.
+    """
+
+    name: str
+    began_at: float
+    whole_at: float | None = None
+    quorum_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """The longest time without an acceptance after a fault. If the quorum was lost, `seconds_after_quorum` is measured
+    only after the quorum was restored."""
+
+    fault: ClusterFault
+    seconds: float
+    seconds_after_quorum: float
+
+    @property
+    def is_too_long(self) -> bool:
+        return self.seconds_after_quorum > MAX_STANDSTILL_SECONDS
+
+
+class FaultSchedule(Outages):
+    """Runs the actions in a random order that the seed determines. Every action runs once before any action runs again.
+    `faults` are those that have started."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        queue: str,
+        *,
+        seed: int,
+        seconds: float,
+        names: Sequence[str] | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        """The first `step` starts the schedule. If `names` are given, it runs exactly these actions, once each. Some
+        actions disturb the leader of the queue."""
+        super().__init__(StoppableServers(cluster.servers), ())
+        self.faults: list[ClusterFault] = []
+        self.ended_at = 0.0
+        self._cluster = cluster
+        self._queue = queue
+        self._seconds = seconds
+        self._random = Random(f"the faults of {seed}")
+        self._order = list(names) if names else self._random.sample(list(CLUSTER_ACTIONS), len(CLUSTER_ACTIONS))
+        self._repeats = names is None
+        self._tell = tell
+        self._next_at: float | None = None
+        self._last_at = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="fault")
+        self._action: Future[float | None] | None = None
+
+    def is_away(self, name: str) -> bool:  # noqa: ARG002 - a fault may affect all servers
+        """Whether a server may be unusable now."""
+        return self._action is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no fault is in progress: all servers of the cluster are running again."""
+        return self._action is None
+
+    def heal(self) -> None:
+        """Start no more faults. A fault in progress heals by itself."""
+        self._last_at = 0.0
+        self.ended_at = time.time()
+
+    def step(self) -> None:
+        """Record the end of a finished action, and start the next action if it is due. Raises the exception of a failed
+        action."""
+        now = time.monotonic()
+        if self._next_at is None:
+            self._next_at, self._last_at = now + CALM_SECONDS, now + self._seconds - LAST_SECONDS
+        if self._action is not None and self._action.done():
+            quorum_since = self._action.result()
+            self.faults[-1] = replace(self.faults[-1], whole_at=time.time(), quorum_since=quorum_since)
+            self._action = None
+            self._next_at = now + CALM_SECONDS
+            self._tell(f"whole again after {time.time() - self.faults[-1].began_at:.0f} s: {self.faults[-1].name}")
+        if self._action is None and self._next_at <= now < self._last_at and self._order:
+            self._begin(self._order.pop(0))
+
+    def _begin(self, name: str) -> None:
+        if self._repeats:
+            self._order.append(name)
+        self._tell(name)
+        self.faults.append(ClusterFault(name, time.time()))
+        self._action = self._pool.submit(CLUSTER_ACTIONS[name], self._cluster, self._queue, self._random)
+
+
+def standstills(faults: Sequence[ClusterFault], accepted_at: Sequence[float], ended_at: float) -> list[Standstill]:
+    """The standstill after each fault, from the sorted times at which the provider accepted an email."""
+    ends = [*(fault.began_at for fault in faults[1:]), ended_at]
+    return [
+        Standstill(
+            fault,
+            _longest(accepted_at, fault.began_at, end, ended_at),
+            _longest(accepted_at, fault.quorum_since or fault.began_at, end, ended_at),
+        )
+        for fault, end in zip(faults, ends, strict=True)
+    ]
+
+
+def _longest(accepted_at: Sequence[float], since: float, until: float, ended_at: float) -> float:
+    """The longest time without an acceptance that begins between `since` and `until`. It may end after `until`."""
+    first, last = bisect_right(accepted_at, since), bisect_right(accepted_at, until)
+    moments = [since, *accepted_at[first : last + 1]]
+    if last == len(accepted_at):
+        moments.append(ended_at)
+    return max((min(late, ended_at) - early for early, late in pairwise(moments)), default=0.0)
 
 
 @contextmanager
@@ -56,20 +193,13 @@ def measured(faults: Outages | None, place: Path) -> list[Standstill]:
     return standstills(faults.faults, accepted_at, faults.ended_at)
 
 
-def to_json(found: Standstill) -> dict[str, Any]:
-    return {
-        "fault": found.fault.name,
-        "standstill_seconds": round(found.seconds, 1),
-        "standstill_seconds_after_quorum": round(found.seconds_after_quorum, 1),
-        "whole_after_seconds": round((found.fault.whole_at or found.fault.began_at) - found.fault.began_at, 1),
-    }
-
-
 def print_standstills(found: Sequence[Standstill]) -> None:
     table = Table("fault", "s without an acceptance", "since the quorum was back", "s until whole")
     for each in found:
-        _, seconds, after_quorum, whole_after = to_json(each).values()
-        table.add(each.fault.name, seconds, after_quorum if each.fault.quorum_since else "", whole_after)
+        fault = each.fault
+        after_quorum = round(each.seconds_after_quorum, 1) if fault.quorum_since else ""
+        whole_after = round((fault.whole_at or fault.began_at) - fault.began_at, 1)
+        table.add(fault.name, round(each.seconds, 1), after_quorum, whole_after)
     if found:
         table.show()
     for each in found:

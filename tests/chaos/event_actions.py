@@ -17,9 +17,8 @@ from dispatcher.errors import DispatcherError
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import connect_async
 from dispatcher.store.events import EventRow, store_events
-from tests.chaos.action import BROKEN, rows_of
 from tests.chaos.reporter import TWILIO, event_of
-from tests.chaos.stage import StormStage
+from tests.chaos.stage import BROKEN, StormStage, rows_of
 from tests.ops.decisions import decide
 
 MAX_RELEASED: Final = 20

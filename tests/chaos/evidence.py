@@ -14,9 +14,9 @@ from dispatcher.dev.oracle import DlqEntry, Records, Row
 from dispatcher.dev.wire import RecordedAttempt, Wire
 from tests.acceptance.harness import Sink
 from tests.acceptance.rabbit import QueueMessage
+from tests.chaos.message_actions import DAMAGED_TENANT
 from tests.chaos.producer import recipients_of
 from tests.chaos.reporter import FORGED
-from tests.chaos.row_actions import DAMAGED_TENANT
 from tests.chaos.stage import StormStage
 from tests.supervisor.program import Event
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -21,19 +20,18 @@ import click
 
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.output import prepare_streams, print_data, print_json, say
+from dispatcher.cli.output import prepare_streams, print_data, say
+from dispatcher.cli.table import Table
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
 from dispatcher.telemetry.log import configure
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
+from tests.chaos.actions import KILLS
 from tests.chaos.cluster_storm import DECK, DECK_OF_HOSTS, PAUSE_SECONDS, cluster_ground, measured, print_standstills
-from tests.chaos.cluster_storm import to_json as standstill_to_json
-from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.plan import Ground, StormPlan
-from tests.chaos.report import print_outcome, to_json
-from tests.chaos.storm import CHOSEN, play
+from tests.chaos.plan import Ground, HarnessFailed, StormPlan
+from tests.chaos.storm import CHOSEN, StormOutcome, play
 
 PROGRAM: Final = "./run chaos"
 NOT_JUDGED: Final = 75
@@ -47,7 +45,6 @@ NOT_JUDGED: Final = 75
     "What to do with an email if the outcome of an attempt is unknown."
 ))  # fmt: skip
 @click.option("--rate", type=click.FloatRange(1, 5000), default=100.0, show_default=True, help="Emails per second.")
-@click.option("--emails", type=click.IntRange(1), help="The approximate number of emails, instead of a rate.")
 @click.option("--hosts", type=click.IntRange(1, 8), help=(
     "Number of hosts. The network of all hosts but one can fail.  [default: 2; with --cluster 1, no network faults]"
 ))  # fmt: skip
@@ -67,10 +64,6 @@ NOT_JUDGED: Final = 75
 @click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help=(
     "A setting of every host, such as DISPATCHER_REDELIVER_FOR=1m. Repeatable."
 ))  # fmt: skip
-@click.option("--domain", "ceilings", metavar="DOMAIN:CEILINGS", multiple=True, help=(
-    "Ceilings of a recipient domain, such as example.org:concurrent=6,per-second=60. All emails go to example.org. "
-    "Repeatable, for --provider smtp."
-))  # fmt: skip
 @click.option("--recipients-per-transaction", type=click.IntRange(1, 100), metavar="N", help=(
     "The SMTP double takes N recipients in one transaction, and answers 452 4.5.3 to the others. Emails have up to "
     "2 N + 1 recipients, and the oracle checks each of them.  [default: no limit, one recipient]"
@@ -84,20 +77,15 @@ NOT_JUDGED: Final = 75
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help=(
     "Keep logs, ledgers and the adversary's diary in this folder.  [default: deleted if the promise was kept]"
 ))  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 def command(
     minutes: float,
     seed: int | None,
-    rate: float,
-    emails: int | None,
     hosts: int | None,
     settings: tuple[str, ...],
-    ceilings: tuple[str, ...],
     recipients_per_transaction: int | None,
     cluster: bool,
     mutant: str | None,
     folder: Path | None,
-    as_json: bool,
     **given: Any,
 ) -> int:
     """Tests the delivery promise: dispatches under load while an adversary causes faults, then checks every email.
@@ -116,7 +104,6 @@ def command(
       ./run chaos --bundle 1 --rate 500
       ./run chaos --events --minutes 2
       ./run chaos --channel both
-      ./run chaos --provider smtp --domain example.org:concurrent=6,per-second=60
       ./run chaos --provider smtp --recipients-per-transaction 2 --set DISPATCHER_REDELIVER_FOR=1m
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
@@ -128,16 +115,14 @@ def command(
     Exit codes: 0 the promise was kept; 1 the promise was broken, a standstill was longer than 15 s, or the dispatcher
     did not start; 75 no verdict, because the test harness failed: try again.
     """
-    if given["provider"] != "smtp" and (ceilings or recipients_per_transaction):
-        raise click.UsageError("--domain and --recipients-per-transaction need --provider smtp.")
+    if given["provider"] != "smtp" and recipients_per_transaction:
+        raise click.UsageError("--recipients-per-transaction needs --provider smtp.")
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     plan = StormPlan(
         seconds=minutes * 60,
         seed=seed,
-        rate=emails / (minutes * 60) if emails else rate,
         hosts=hosts or (1 if cluster else 2),
         settings=_settings(settings),
-        ceilings=_ceilings(ceilings),
         recipients_per_transaction=recipients_per_transaction or 0,
         **given,
     )
@@ -161,54 +146,60 @@ def command(
         except HarnessFailed as failure:
             if not folder:
                 _keep(place, "the storm has no verdict")
-            if as_json:
-                print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
-            else:
-                print_data(f"No verdict: the harness failed, because {failure}")
+            print_data(f"No verdict: the harness failed, because {failure}")
             return NOT_JUDGED
         found = measured(ground.outages, place)
         is_good = outcome.verdict.is_good and not any(each.is_too_long for each in found)
         if not (folder or mutant or is_good):
             _keep(place, "the promise was broken")
-    if as_json:
-        print_json(to_json(plan, outcome) | {"standstills": [standstill_to_json(each) for each in found]})
-    else:
-        print_outcome(plan, outcome)
-        print_standstills(found)
+    print_outcome(plan, outcome)
+    print_standstills(found)
     return Exit.DONE if is_good else Exit.FAILED
 
 
-def _settings(given: Sequence[str]) -> dict[str, str]:
-    """The settings by name.
+EXAMPLES: Final = 3
+JUDGED: Final = (
+    *("lost", "duplicates", "sent_after_cancelled", "too_late_wrongly", "uncertain"),
+    *("held_on_wire", "held_at_edge", "held_without_ledger", "held_unexplained"),
+)
 
-    Raises:
-        click.UsageError: The text is not NAME=VALUE, or the storm itself chooses the setting.
-    """
+
+def print_outcome(plan: StormPlan, outcome: StormOutcome) -> None:
+    verdict, actions = outcome.verdict, outcome.actions
+    fields: dict[str, Any] = {
+        **{name: getattr(plan, name) for name in ("seed", "policy", "provider", "channel", "hosts", "bundle")},
+        **plan.settings,
+        **{domain: " ".join(options) for domain, options in plan.ceilings.items()},
+        **({"recipients_per_transaction": n} if (n := plan.recipients_per_transaction) else {}),
+        "minutes": round(plan.seconds / 60, 2),
+        "enqueued": verdict.enqueued,
+        **{status: verdict.counts.get(status, 0) for status in ("sent", "failed", "held", "cancelled")},
+        **{name: getattr(verdict, name) for name in JUDGED},
+        **({"held_accepted": verdict.held_accepted, "settled": verdict.settled} if plan.events else {}),
+        "kills": sum(actions.get(name, 0) for name in KILLS),
+        "seconds": round(outcome.seconds, 1),
+    }
+    table = Table("name", "value")
+    for name, value in fields.items():
+        table.add(name, value)
+    table.show()
+    print_data("actions: " + ", ".join(f"{name} {times}" for name, times in sorted(actions.items())))
+    for name, found in verdict.violations.items():
+        print_data(f"WRONG: {name}: {len(found)}, such as {'; '.join(found[:EXAMPLES])}")
+    print_data("The promise was kept." if verdict.is_good else "The promise was broken.")
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    """The settings by name. Raises click.UsageError."""
     settings = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("DISPATCHER_"):
             raise click.UsageError(f"--set {text}: write DISPATCHER_NAME=VALUE.")
         if name.removeprefix("DISPATCHER_") in CHOSEN:
-            raise click.UsageError(
-                f"--set {text}: the storm itself chooses {name}. See --help for the options that change it."
-            )
+            raise click.UsageError(f"--set {text}: the storm itself chooses {name}.")
         settings[name] = value
     return settings
-
-
-def _ceilings(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The options of `dispatcher domains set`, by domain.
-
-    Raises:
-        click.UsageError: The text is not DOMAIN:concurrent=N,per-second=N.
-    """
-    ceilings = {}
-    for text in given:
-        if not (found := re.fullmatch(r"([^:]+):((?:,?(?:concurrent|per-second)=[0-9.]+)+)", text)):
-            raise click.UsageError(f"--domain {text}: write DOMAIN:concurrent=N,per-second=N.")
-        ceilings[found[1]] = tuple(f"--{option}" for option in found[2].strip(",").split(","))
-    return ceilings
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tests.chaos.plan import StormPlan
@@ -28,7 +28,6 @@ class Mutant:
         expected: The violation that the oracle must report.
     """
 
-    what: str
     switch_off: Callable[[], None]
     deck: Mapping[str, int]
     expected: str
@@ -81,23 +80,6 @@ _UNFENCED: Final = {
 }
 
 
-def _with_early_ack() -> None:
-    """A worker frees the slot and acks the message before the commit that records the answer."""
-    from dispatcher.worker.record import RecordStage
-
-    record = RecordStage._record
-
-    async def early(self: Any, batch: Any) -> None:
-        for ended in batch:
-            if ended.email.ledger_slot is not None:
-                self.ledger.clear(ended.email.ledger_slot)
-                ended.email.ledger_slot = None
-        self.broker.ack([ended.email.delivery for ended in batch])
-        await record(self, batch)
-
-    RecordStage._record = early  # type: ignore[method-assign]
-
-
 def _with_trusted_clock() -> None:
     """The relay uses only PostgreSQL's clock for the end of a lease, without checking a steady clock."""
     from dispatcher.recovery.unrenewed import UnrenewedLeases
@@ -108,23 +90,13 @@ def _with_trusted_clock() -> None:
     UnrenewedLeases.has_expired = has_expired  # type: ignore[assignment, method-assign]
 
 
-def _without_a_transition() -> None:
-    """The transition that ends the state "on the wire" is removed, so an email stays in this state after every
-    answer."""
-    from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState
-
-    del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
-
-
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
-        "the in-flight ledger is switched off",
         _without_ledger,
         {"kill worker": 4, "kill host": 1},
         "accepted more than once",
     ),
     "fencing-off": Mutant(
-        "record, renew and release do not compare the lease's token",
         partial(_alter, _UNFENCED),
         {"freeze worker": 1},
         "accepted more than once",
@@ -132,36 +104,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         # these emails immediately, and are still sending them when the frozen worker wakes.
         {"latency_ms": 1200, "connections": 4, "hosts": 1, "workers": 4, "rate": 10.0, "pause_seconds": (1.2, 2.2)},
     ),
-    "early-ack": Mutant(
-        "messages are acked, and slots freed, before the commit that records the answer",
-        _with_early_ack,
-        {"restart database": 2, "kill worker": 4, "kill host": 2},
-        "accepted more than once",
-    ),
     "clock-trusted": Mutant(
-        "a lease has expired as soon as PostgreSQL's clock says so",
         _with_trusted_clock,
         {"step clock": 1},
         "leases recovered without need",
         # The provider is slow, so workers have leases at every change of the clock.
         {"latency_ms": 1200, "rate": 30.0, "pause_seconds": (1.0, 2.0)},
     ),
-    "row-dropped": Mutant(
-        "the worker's table of transitions lacks a row: no answer ends the state on-the-wire",
-        _without_a_transition,
-        {"provider 503": 1},
-        "held without need",
-        {"rest_seconds": 15.0},
-    ),
-    "proof-ignored": Mutant(
-        "the lease statement takes emails that an event proves to be accepted",
-        partial(_alter, {"lease": {"and e.proven_by is null": ""}}),
-        {"provider closes": 2, "release reported": 2},
-        "accepted more than once",
-        {"events": True},
-    ),
     "cancel-ignored": Mutant(
-        "the lease statement takes cancelled emails",
         partial(_alter, {"lease": {"e.status = 'pending'": "e.status in ('pending', 'cancelled')"}}),
         {"cancel": 2, "inject duplicates": 2},
         'sent after "cancelled"',

@@ -45,13 +45,6 @@ class Outages:
     def is_over(self) -> bool:
         return not self._absences and not self.is_alarmed
 
-    @property
-    def unfinished(self) -> str:
-        words = [
-            f"{name} {'does not answer' if each.is_launched else 'is down'}" for name, each in self._absences.items()
-        ]
-        return ", ".join([*words, *(["RabbitMQ is alarmed"] if self.is_alarmed else [])])
-
     def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
         """End a server with a signal. The server stays down for at least this time."""
         if name == RABBITMQ:

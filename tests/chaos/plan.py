@@ -1,4 +1,4 @@
-"""The plan of a storm, and the servers that it uses."""
+"""The plan of a storm, the servers that it uses, and the exception for failures of the harness."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from dispatcher.broker.topology import Topology
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.chaos.outages import Outages
 from tests.chaos.subject import COMMAND
+
+
+class HarnessFailed(Exception):
+    """A part of the harness failed, so the storm has no verdict. The text gives the part and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 
-from tests.chaos.action import Action, short_or_long
-from tests.chaos.stage import StormStage
+from tests.chaos.stage import Action, StormStage, short_or_long
 
 
 def kill_one(pids: Callable[[StormStage], list[int]]) -> Action:

@@ -11,8 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.dev.oracle import Answer
-from tests.chaos.harness import HarnessFailed
-from tests.chaos.plan import StormPlan
+from tests.chaos.plan import HarnessFailed, StormPlan
 from tests.chaos.producer import read_notes
 from tests.supervisor.program import Program
 
@@ -49,10 +48,6 @@ class Producers:
     def are_done(self) -> bool:
         return all(program.exit_code == 0 for program in self._programs.values())
 
-    @property
-    def describe_ends(self) -> str:
-        return ", ".join(f"{name} {_state(program)}" for name, program in self._programs.items())
-
     def answers(self) -> list[Answer]:
         """Every answer of any producer. Leaves out emails that had expired before they were enqueued."""
         return [
@@ -77,10 +72,3 @@ class Producers:
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.notes"
-
-
-def _state(program: Program) -> str:
-    if program.exit_code is not None:
-        return f"ended with {program.exit_code}"
-    said = program.words.strip().splitlines()
-    return f"is at work, and last said: {said[-1]}" if said else "is at work"

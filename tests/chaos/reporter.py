@@ -16,7 +16,7 @@ from uuid import UUID
 
 from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from tests.chaos.event_sources import EventSource
-from tests.chaos.harness import HarnessFailed
+from tests.chaos.plan import HarnessFailed
 
 LOOK_SECONDS: Final = 0.3
 RETRY_SECONDS: Final = 1.0

@@ -1,4 +1,5 @@
-"""The environment of a storm: servers, hosts, producers and the provider's double, which the adversary can disturb."""
+"""The environment of a storm: servers, hosts, producers and the provider's double, which the adversary can disturb; and
+the code that several of its actions share."""
 
 from __future__ import annotations
 
@@ -11,17 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from random import Random
 from threading import Timer
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from tests.acceptance.double import Double
-from tests.acceptance.harness import Sink
+import pika.exceptions
+import psycopg
+
+from tests.acceptance.harness import Double, Sink
+from tests.acceptance.outages import POSTGRES
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.diary import Diary
-from tests.chaos.harness import HarnessFailed
 from tests.chaos.outages import Outages
-from tests.chaos.plan import Ground, StormPlan
+from tests.chaos.plan import Ground, HarnessFailed, StormPlan
 from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
 from tests.chaos.subject import Subject
@@ -148,3 +152,27 @@ class StormStage:
 def _wake(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
+
+
+Action = Callable[[StormStage, Random], bool]
+"""Causes a fault; returns False if the fault is not possible now."""
+
+BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Error)
+"""The errors that a client gets from a server that is stopping."""
+
+
+def rows_of(stage: StormStage, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """The rows of a statement; none if PostgreSQL is away."""
+    if not stage.outages.is_away(POSTGRES):
+        url = stage.ground.database_url
+        with suppress(*BROKEN), psycopg.connect(url, autocommit=True, connect_timeout=2) as session:
+            return session.execute(statement.encode(), values).fetchall()
+    return []
+
+
+def short_or_long(stage: StormStage, random: Random) -> float:
+    """A time in seconds: either short, or so long that other hosts recover the leases (a lease plus the grace
+    period)."""
+    if random.random() < 0.5:
+        return random.uniform(0.3, 2.0)
+    return stage.plan.lease_seconds * 1.5 + random.uniform(1.0, 4.0)

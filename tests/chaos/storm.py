@@ -24,22 +24,19 @@ from typing import Final
 import orjson
 
 from dispatcher.dev.oracle import Judgement, Records, explain_held, judge
-from tests.acceptance.double import Double
-from tests.acceptance.harness import Sink
+from tests.acceptance.harness import Double, Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.acceptance.rabbit import Rabbit
-from tests.chaos.action import BROKEN, rows_of
 from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
 from tests.chaos.diary import Diary
 from tests.chaos.event_sources import EventSource, WebhookSource
 from tests.chaos.evidence import collect
-from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
 from tests.chaos.outages import Outages
-from tests.chaos.plan import Ground, StormPlan
+from tests.chaos.plan import Ground, HarnessFailed, StormPlan
 from tests.chaos.producers import Producers
 from tests.chaos.reporter import Reporter
-from tests.chaos.stage import StormStage
+from tests.chaos.stage import BROKEN, StormStage, rows_of
 from tests.chaos.subject import COMMAND, Subject
 from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Program, eventually
@@ -272,14 +269,11 @@ def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
     stage.behave()
     stage.outages.heal()
 
-    def away() -> str:
-        return f"servers ({stage.outages.unfinished or 'all run'}) and producers ({stage.producers.describe_ends})"
-
     def is_calm() -> bool:
         return stage.outages.is_over and stage.producers.are_done and not stage.calm
 
     try:
-        _await(stage, is_calm, away, CALM_SECONDS)
+        _await(stage, is_calm, "the servers' restart and the producers' last answers", CALM_SECONDS)
     except AssertionError as error:
         raise HarnessFailed(str(error)) from error
 
@@ -349,7 +343,7 @@ _WAITING: Final = """
 """
 
 
-def _await(stage: StormStage, condition: Callable[[], bool], what: str | Callable[[], str], seconds: float) -> None:
+def _await(stage: StormStage, condition: Callable[[], bool], what: str, seconds: float) -> None:
     def holds() -> bool:
         stage.step()
         time.sleep(LOOK_SECONDS)

@@ -8,8 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.acceptance.double import Double
-from tests.acceptance.harness import Host, emails, stop
+from tests.acceptance.harness import Double, Host, emails, stop
 from tests.acceptance.outages import POSTGRES, StoppableServers
 from tests.supervisor.program import eventually
 

@@ -1,16 +1,17 @@
-"""Storms of a minute, on a private PostgreSQL and a shared RabbitMQ.
+"""Storms of a minute, on a private PostgreSQL and a shared RabbitMQ; and one of two minutes on a cluster.
 
 `./run chaos` does the same for longer, with a private RabbitMQ.
 """
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from dispatcher.store import queries
 from tests.chaos.actions import KILLS
+from tests.chaos.cluster_storm import DECK, PAUSE_SECONDS, cluster_ground, measured
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.plan import Ground, StormPlan
 from tests.chaos.storm import play
@@ -53,18 +54,6 @@ def test_a_minute_of_random_faults_loses_and_repeats_nothing(ground: Ground, tmp
         assert outcome.actions["release reported"] > 0
 
 
-@pytest.mark.parametrize("name", ["fencing-off", "proof-ignored", "cancel-ignored"])
-def test_a_mutant_of_a_statement_still_finds_the_condition_that_it_removes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    product = queries._sections()
-    monkeypatch.setattr(queries, "_sections", queries._sections)  # restored after the test
-
-    MUTANTS[name].switch_off()
-
-    assert queries._sections() != product
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(ground: Ground, tmp_path: Path, name: str) -> None:
@@ -73,3 +62,21 @@ def test_every_mutant_is_caught(ground: Ground, tmp_path: Path, name: str) -> No
     verdict = play(mutant.apply_to(StormPlan(seconds=30, seed=1)), ground, tmp_path, print).verdict
 
     assert mutant.expected in verdict.violations
+
+
+FAULTS = ("kill leading node", "freeze primary", "freeze standby", "freeze leading node")
+
+
+@pytest.mark.slow
+def test_killed_and_frozen_leaders_stop_sending_for_seconds_only_and_nothing_is_lost_or_repeated() -> None:
+    plan = StormPlan(seconds=120, seed=1, rate=50.0, hosts=1, deck=DECK, pause_seconds=PAUSE_SECONDS)
+    # The path is short, because the folder contains Erlang's cookie file, whose path must be short.
+    with tempfile.TemporaryDirectory(prefix="dispatcher-cluster-") as folder:
+        with cluster_ground(plan, Path(folder), print, FAULTS) as ground:
+            verdict = play(plan, ground, Path(folder), print).verdict
+        found = measured(ground.outages, Path(folder))
+
+    assert verdict.is_good, {name: list(found)[:5] for name, found in verdict.violations.items()}
+    assert (verdict.lost, verdict.duplicates) == (0, 0)
+    assert [each.fault.name for each in found] == list(FAULTS)
+    assert not [each for each in found if each.is_too_long]

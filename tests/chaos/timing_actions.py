@@ -14,8 +14,7 @@ from uuid import UUID
 import orjson
 
 from tests.acceptance.outages import POSTGRES
-from tests.chaos.action import rows_of
-from tests.chaos.stage import StormStage
+from tests.chaos.stage import StormStage, rows_of
 
 COMMAND_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0

@@ -67,6 +67,7 @@ def test_a_removal_names_the_emails_that_the_entry_stopped(storing: CommandLine,
     arguments = ("suppressions", "remove", "ann@example.org", "--reason", "the mailbox works")
 
     tried = storing(*arguments, "--dry-run")
+    assert storing(*arguments, "--dry-run", "--json").json["stopped_email_ids"] == [str(email_id)]
     assert len(entries(tables)) == 2
     done = storing(*arguments)
     again = storing(*arguments, "--json")

@@ -78,39 +78,15 @@ class Rules:
         ledger: A worker writes its in-flight ledger.
         tokens: A write under a lost lease changes nothing, unless it records an acceptance.
         ack_after_commit: The worker acks a message after the commit; otherwise on delivery.
-        slot_before_check: The worker writes the slot before it checks the lease; otherwise after the check.
-        fenced_settlement: The relay settles a lease only if the lease is unchanged; otherwise it settles any expired
-            lease with this token.
-        fenced_release: After a lost reply, a lease is released by its token, and the email becomes due again; otherwise
-            the lease is released by the worker's name, and the email does not become due.
         voids: The relay voids a live worker's leases before it reads the ledger.
-        own_name: The relay records a live worker's attempts under the relay's name; otherwise under the worker's.
-        confirms_recovery: If an uncertain attempt is recorded after recovery, the recovery becomes final.
-        fenced_undo: Recovery is undone only if the email has not changed since the recovery; otherwise whenever the
-            email is held.
         keys: There are two providers, and one of them has idempotency keys; otherwise only one, without keys. No key
             expires.
-        durable_pins: The next lease returns the pin; otherwise only the worker's memory has it.
         pins: A pinned email is tried only at the provider with keys; otherwise at both.
-        doubts: A refusal does not end the doubt about an earlier attempt; otherwise a pinned email may fail.
         proof_stops_leases: An email that an event proves to be accepted is not leased.
-        proof_stops_retries: A worker gets no longer lease to retry an email that an event proves to be accepted.
-        proof_stops_waits: The same, if the event arrives while the email waits for its next attempt.
         redelivers: A deferral without attempts left is redelivered later, once; otherwise the email fails.
         wakes: The relay wakes waiting emails.
-        lease_takes: The statuses from which an email is leased.
         cancel_takes: The statuses from which an email is cancelled.
-        reschedule_takes: The statuses from which an email is rescheduled.
-        cancel_clears_due: A cancelled email is no longer due.
-        proof_stops_cancels: An email that an event proves to be accepted is not cancelled.
-        doubt_stops_changes: An email that may have been sent before a promotion lost commits is neither cancelled nor
-            rescheduled.
-        clocks: By its own clock, a worker begins no attempt after its lease has ended. Only the guarantee about
-            cancelled emails needs this, and only if another host recovers the lease without the worker's ledger.
-        expiry_stops_leases: An expired email is not leased.
         expiry_stops_sends: No first byte leaves after the email has expired.
-        expiry_cancels: The statuses from which the relay cancels an expired email.
-        expiry_clears_dead_letter: The dead letter of a held email is no longer due when the email expires.
         table: The product's table of email states. Some mutants remove a row.
     """
 
@@ -119,33 +95,14 @@ class Rules:
     ledger: bool = True
     tokens: bool = True
     ack_after_commit: bool = True
-    slot_before_check: bool = True
-    fenced_settlement: bool = True
-    fenced_release: bool = True
     voids: bool = True
-    own_name: bool = True
-    confirms_recovery: bool = True
-    fenced_undo: bool = True
     keys: bool = False
-    durable_pins: bool = True
     pins: bool = True
-    doubts: bool = True
     proof_stops_leases: bool = True
-    proof_stops_retries: bool = True
-    proof_stops_waits: bool = True
     redelivers: bool = False
     wakes: bool = True
-    lease_takes: frozenset[Status] = frozenset({Status.PENDING})
     cancel_takes: frozenset[Status] = UNSENT
-    reschedule_takes: frozenset[Status] = UNSENT
-    cancel_clears_due: bool = True
-    proof_stops_cancels: bool = True
-    doubt_stops_changes: bool = True
-    clocks: bool = True
-    expiry_stops_leases: bool = True
     expiry_stops_sends: bool = True
-    expiry_cancels: frozenset[Status] = UNSENT | {Status.HELD}
-    expiry_clears_dead_letter: bool = True
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
@@ -210,12 +167,12 @@ def _row_is(state: State, **fields: Any) -> State:
     return state._replace(row=row, marking=marking)
 
 
-def _token_moves(state: State, rules: Rules, owner: int | None = None) -> State:
+def _token_moves(state: State, owner: int | None = None) -> State:
     """The row gets a new token, which only `owner` has. All other workers' tokens are then old."""
     workers = tuple(
         w._replace(
             owns=i == owner,
-            late=Late.NONE if w.late is Late.RELEASE and rules.fenced_release else w.late,
+            late=Late.NONE if w.late is Late.RELEASE else w.late,
         )
         for i, w in enumerate(state.workers)
     )
@@ -224,13 +181,9 @@ def _token_moves(state: State, rules: Rules, owner: int | None = None) -> State:
     )
 
 
-def _lease_prolonged(state: State, rules: Rules) -> State:
-    state = _row_is(state, expired=False)
-    if rules.fenced_settlement:
-        state = state._replace(
-            settlements=tuple(settlement._replace(is_current=False) for settlement in state.settlements)
-        )
-    return state
+def _lease_prolonged(state: State) -> State:
+    settlements = tuple(settlement._replace(is_current=False) for settlement in state.settlements)
+    return _row_is(state, expired=False)._replace(settlements=settlements)
 
 
 def _closed(state: State, status: Status, **fields: Any) -> State:
@@ -267,7 +220,7 @@ def _decided(
             return Status.PENDING, Transition.RELEASE
         case Answer.UNCERTAIN if is_in_doubt:
             return Status.HELD, Transition.HOLD
-        case Answer.DEFERRED | Answer.REJECTED if is_in_doubt and rules.doubts:
+        case Answer.DEFERRED | Answer.REJECTED if is_in_doubt:
             return Status.HELD, Transition.HOLD
         case Answer.DEFERRED if has_attempts_left:
             return Status.PENDING, Transition.RELEASE
@@ -312,11 +265,11 @@ def _recorded(
     if not is_ours and not (status is Status.SENT and row.status is not Status.SENT):
         return state, None
     if transition is Transition.RELEASE and owner is not None:
-        if row.proven and rules.proof_stops_retries:
+        if row.proven:
             return state, None
         state = state._replace(sent_after_event=state.sent_after_event or row.proven)
         deferred = _row_is(state, attempts=min(row.attempts + 1, MAX_ATTEMPTS), pinned=is_in_doubt)
-        state = _lease_prolonged(deferred, rules)
+        state = _lease_prolonged(deferred)
         return _worker_is(state, owner, confirmed=True, pinned=is_in_doubt), Transition.DEFER
     if transition is Transition.RESEND:
         state = state._replace(resent=state.resent + 1)
@@ -331,7 +284,7 @@ def _recorded_after_recovery(
     """The `record` statement for a lease that recovery took, if the email has not changed since the recovery."""
     status, _ = _decided(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
     if answer is Answer.UNCERTAIN or status is Status.HELD:
-        return (_recovery_is_final(state) if rules.confirms_recovery else state), None
+        return _recovery_is_final(state), None
     if status is Status.WAITING:
         return _closed(state._replace(redelivered=True), status, attempts=0), Transition.REDELIVER
     after = _closed(state, status, pinned=is_in_doubt)
@@ -398,9 +351,9 @@ def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition 
         workers = tuple(worker._replace(recovered=worker.owns) for worker in after.workers)
         after = _row_is(after, recovered_from=state.row.owner)._replace(workers=workers)
     after = _row_is(after, pinned=state.row.pinned)
-    if rules.clocks and Fault.CANCEL in rules.faults and state.row.owner in WORKERS:
+    if Fault.CANCEL in rules.faults and state.row.owner in WORKERS:
         after = _worker_is(after, state.row.owner, confirmed=False)
-    return _token_moves(after, rules)._replace(may_be_held=True), transition
+    return _token_moves(after)._replace(may_be_held=True), transition
 
 
 # The relay of each host records the ledgers of the host's live and dead workers, and ends the workers' leases.
@@ -450,11 +403,11 @@ def _settled_living(state: State, i: int, settlement: LiveSettlement, rules: Rul
     if not (is_expired and (settlement.is_current or not rules.tokens)):
         return state, None
     if settlement.slot is Answer.NONE:
-        return _token_moves(_released(state), rules), Transition.RELEASE
+        return _token_moves(_released(state)), Transition.RELEASE
     answer = Answer.UNCERTAIN if settlement.slot is Answer.ON_THE_WIRE else settlement.slot
     doubt = {"pinned": state.row.pinned, "by_key": settlement.by_key}
     after, transition = _recorded(state, answer, settlement.attempt, rules, owns=True, **doubt)
-    return (after if rules.own_name else _worker_is(after, i, attempted=answer)), transition
+    return after, transition
 
 
 def _settles_dead(state: State, i: int, rules: Rules) -> Change:
@@ -471,18 +424,17 @@ def _settles_dead(state: State, i: int, rules: Rules) -> Change:
         return Change(text, _worker_is(after, i, attempted=answer, late=Late.NONE), transition)
     fresh = _worker_is(state, i, **Worker()._asdict())
     if state.row.status is Status.SENDING and state.row.owner == i:
-        after = _token_moves(_released(fresh), rules)
+        after = _token_moves(_released(fresh))
         return Change(f"relay: releases dead worker {i}'s lease", after, Transition.RELEASE)
-    if _is_recovered(state, i, rules):
+    if _is_recovered(state, i):
         after = _undone(fresh)
         return Change(f"relay: undoes the recovery of dead worker {i}'s lease", after, Transition.RECOVER)
     return Change(f"relay: dead worker {i}'s ledger is settled", fresh)
 
 
-def _is_recovered(state: State, i: int, rules: Rules) -> bool:
+def _is_recovered(state: State, i: int) -> bool:
     """Whether, according to the row, recovery took the lease from this worker."""
-    row = state.row
-    return row.status is Status.HELD and (row.recovered_from == i or not rules.fenced_undo)
+    return state.row.status is Status.HELD and state.row.recovered_from == i
 
 
 def _said(slot: Answer) -> str:
@@ -542,8 +494,7 @@ def _time(state: State, rules: Rules) -> Iterator[Change]:
     row = state.row
     if row.status is Status.WAITING and rules.wakes:
         yield Change("relay: wakes the email", _row_is(state, status=Status.PENDING, due=True), Transition.WAKE)
-    is_in_doubt = row.in_doubt and rules.doubt_stops_changes
-    is_unsent = row.status in rules.reschedule_takes and not row.proven and not is_in_doubt
+    is_unsent = row.status in UNSENT and not row.proven and not row.in_doubt
     # A second message of the email is a second fault for a promotion that loses commits.
     has_one_message = Fault.PROMOTION not in rules.faults or state.promoted or not _messages(state)
     if Fault.RESCHEDULE in rules.faults and is_unsent and has_one_message:
@@ -553,24 +504,19 @@ def _time(state: State, rules: Rules) -> Iterator[Change]:
         # `marking` stays as it is: nothing writes the row.
         after = state._replace(row=row._replace(is_over=True))
         yield Change("the email's expires_at passes", after, fault=Fault.EXPIRY)
-    if row.is_over and row.status in rules.expiry_cancels and not row.proven:
+    if row.is_over and row.status in (*UNSENT, Status.HELD) and not row.proven:
         after = _closed(state, Status.CANCELLED)
         after = after._replace(cancelled=state.cancelled or row.status is not Status.HELD)
-        if not rules.expiry_clears_dead_letter:
-            after = _row_is(after, dead_letter=row.dead_letter)
         yield Change("relay: cancels the expired email", after, Transition.EXPIRE)
 
 
 def _cancel(state: State, rules: Rules) -> Change:
     """The application cancels the email. The row decides the answer."""
     row = state.row
-    is_stopped = (row.proven and rules.proof_stops_cancels) or (row.in_doubt and rules.doubt_stops_changes)
-    if row.status in rules.cancel_takes and not is_stopped:
+    if row.status in rules.cancel_takes and not row.proven and not row.in_doubt:
         after = _closed(state, Status.CANCELLED)._replace(cancelled=True)
         if row.proven:
             after = after._replace(wrong='"cancelled" was the answer, although an event had proven the email')
-        if not rules.cancel_clears_due:
-            after = _row_is(after, due=row.due)
         return Change('the email is cancelled: "cancelled"', after, Transition.CANCEL, fault=Fault.CANCEL)
     was_on_its_way = row.status not in UNSENT or row.in_doubt or state.accepted > 0
     after = state if was_on_its_way else state._replace(wrong='"too late" was the answer, and no worker had the email')
@@ -598,7 +544,7 @@ def _worker(state: State, i: int, rules: Rules) -> Iterator[Change]:
     if step is Step.TAKEN:
         yield from _leases(state, i, rules)
     elif step is Step.UNANSWERED:
-        yield from _gives_back_unanswered(state, i, rules)
+        yield from _gives_back_unanswered(state, i)
     elif step is Step.LEASED:
         yield from _works(state, i, rules)
 
@@ -693,9 +639,9 @@ def _takes(state: State, i: int, rules: Rules) -> Iterator[Change]:
 def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
     row = state.row
     if _may_be_leased(row, rules):
-        after = _leased(state, i, rules)
+        after = _leased(state, i)
         leased = {"step": Step.LEASED, "email": EmailState.PREPARING, "attempt": after.row.attempts}
-        leased |= {"pinned": row.pinned and rules.durable_pins, "by_key": False}
+        leased |= {"pinned": row.pinned, "by_key": False}
         has = _worker_is(after, i, **leased, confirmed=True, attempted=Answer.NONE)
         yield Change(f"worker {i}: leases it", has, Transition.LEASE)
         lost = _worker_is(after, i, step=Step.UNANSWERED, owns=False)
@@ -704,7 +650,7 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(
             f"worker {i}: leases it, the connection is lost, PostgreSQL has not executed it yet", late, fault=Fault.LATE
         )
-    elif (row.status is Status.SENDING and row.owner == i) or _is_recovered(state, i, rules):
+    elif (row.status is Status.SENDING and row.owner == i) or _is_recovered(state, i):
         yield Change(
             f"worker {i}: finds a lease in its name that it does not know", _worker_is(state, i, step=Step.UNANSWERED)
         )
@@ -714,11 +660,11 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _may_be_leased(row: Row, rules: Rules) -> bool:
-    is_stopped = (row.proven and rules.proof_stops_leases) or (row.is_over and rules.expiry_stops_leases)
-    return row.status in rules.lease_takes and not is_stopped
+    is_stopped = (row.proven and rules.proof_stops_leases) or row.is_over
+    return row.status is Status.PENDING and not is_stopped
 
 
-def _leased(state: State, i: int, rules: Rules) -> State:
+def _leased(state: State, i: int) -> State:
     row = state.row
     leased = {"status": Status.SENDING, "attempts": row.attempts + 1, "owner": i, "due": False, "in_doubt": False}
     after = _row_is(state, expired=False, **leased)._replace(sent_after_event=state.sent_after_event or row.proven)
@@ -726,21 +672,20 @@ def _leased(state: State, i: int, rules: Rules) -> State:
         after = after._replace(wrong="a worker leased the email after its expiry")
     if row.status is Status.WAITING:
         after = after._replace(wrong="a worker leased the email before its time")
-    return _token_moves(after, rules, owner=i)
+    return _token_moves(after, owner=i)
 
 
-def _gives_back_unanswered(state: State, i: int, rules: Rules) -> Iterator[Change]:
+def _gives_back_unanswered(state: State, i: int) -> Iterator[Change]:
     row = state.row
     again = _worker_is(state, i, step=Step.TAKEN)
-    if _is_recovered(state, i, rules):
+    if _is_recovered(state, i):
         after = _worker_is(_undone(state), i, step=Step.TAKEN)
         yield Change(f"worker {i}: undoes the recovery of the lease in its name", after, Transition.RECOVER)
         return
     if row.status is not Status.SENDING or row.owner != i:
         yield Change(f"worker {i}: finds no lease in its name", again)
         return
-    due = {} if rules.fenced_release else {"due": False}
-    after = _worker_is(_released(state, **due), i, step=Step.TAKEN)
+    after = _worker_is(_released(state), i, step=Step.TAKEN)
     yield Change(f"worker {i}: releases the lease in its name", after, Transition.RELEASE)
     if state.workers[i].late is Late.NONE:
         late = _worker_is(state, i, late=Late.RELEASE)
@@ -755,11 +700,10 @@ def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
     row, late = state.row, state.workers[i].late
     done = _worker_is(state, i, late=Late.NONE)
     if late is Late.LEASE and _may_be_leased(row, rules):
-        after = _worker_is(_leased(done, i, rules), i, owns=False)
+        after = _worker_is(_leased(done, i), i, owns=False)
         yield Change(f"PostgreSQL executes worker {i}'s lease late", after, Transition.LEASE, fault=Fault.LATE)
     elif late is Late.RELEASE and row.status is Status.SENDING and row.owner == i:
-        due = {} if rules.fenced_release else {"due": False}
-        after = _released(done, **due)
+        after = _released(done)
         yield Change(f"PostgreSQL executes worker {i}'s release late", after, Transition.RELEASE, fault=Fault.LATE)
     else:
         yield Change(f"PostgreSQL executes worker {i}'s statement late, which changes nothing", done)
@@ -768,20 +712,16 @@ def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
 def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
     """The worker's steps from the lease to the first byte: mark the ledger slot, check the lease, send."""
     worker = state.workers[i]
-    is_first = worker.email is EmailState.PREPARING
-    event = EmailEvent.MARK if is_first else EmailEvent.SEND
-    if is_first is rules.slot_before_check:
+    if worker.email is EmailState.PREPARING:
         slot = Answer.ON_THE_WIRE if rules.ledger else Answer.NONE
         for by_key in _providers(worker, rules):
-            after = _on(state, i, event, rules=rules, slot=slot, by_key=by_key)._replace(may_be_held=True)
+            after = _on(state, i, EmailEvent.MARK, rules=rules, slot=slot, by_key=by_key)._replace(may_be_held=True)
             name = " at the provider with keys" if by_key else ""
             yield Change(f"worker {i}: its ledger says on the wire{name}", after)
     elif worker.confirmed and not (state.row.is_over and rules.expiry_stops_sends):
-        after = _on(state, i, event, rules=rules)
-        if not is_first:
-            after = _begun(after)
+        after = _begun(_on(state, i, EmailEvent.SEND, rules=rules))
         yield Change(f"worker {i}: its lease is not void", after)
-    elif not is_first:
+    else:
         after = _on(state, i, EmailEvent.UNMARK, rules=rules, slot=Answer.NONE)
         yield Change(f"worker {i}: its lease is void, or the email has expired: clears its slot", after)
 
@@ -898,7 +838,7 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
             aside = _row_is(_released(state), status=Status.WAITING, due=False)
             text = f"worker {i}: releases it to wait for a recipient domain"
             yield Change(text, _finished(aside, i, rules), Transition.WAIT_FOR_DOMAINS, fault=Fault.CEILING)
-    elif row.status is Status.HELD and (worker.recovered or not rules.fenced_undo):
+    elif row.status is Status.HELD and worker.recovered:
         after = _undone(state)
         text = f"worker {i}: had not begun it: undoes its recovery"
         yield Change(text, _finished(after, i, rules), Transition.RECOVER)
@@ -910,9 +850,9 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
 def _retries(state: State, i: int, rules: Rules) -> Iterator[Change]:
     """The wait for the next attempt is over: the worker renews its lease, and begins the attempt if it may."""
     row = state.row
-    if row.status is not Status.SENDING or not state.workers[i].owns or (row.proven and rules.proof_stops_waits):
+    if row.status is not Status.SENDING or not state.workers[i].owns or row.proven:
         return  # the worker stops the email, as it may at any time
-    after = _lease_prolonged(state, rules)._replace(sent_after_event=state.sent_after_event or row.proven)
+    after = _lease_prolonged(state)._replace(sent_after_event=state.sent_after_event or row.proven)
     yield Change(
         f"worker {i}: renews its lease, retries", _on(after, i, EmailEvent.RESUME, rules=rules, confirmed=True)
     )
@@ -921,7 +861,7 @@ def _retries(state: State, i: int, rules: Rules) -> Iterator[Change]:
 def _renews(state: State, i: int, rules: Rules) -> Iterator[Change]:
     worker, row = state.workers[i], state.row
     if row.status is Status.SENDING and worker.owns:
-        after = _lease_prolonged(state, rules)
+        after = _lease_prolonged(state)
         if not row.proven:
             yield Change(f"worker {i}: renews its lease", _worker_is(after, i, confirmed=True))
         yield Change(f"worker {i}: renews its lease, and the reply is lost", after, fault=Fault.REPLY)

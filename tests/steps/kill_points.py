@@ -1,9 +1,9 @@
 """Kills or freezes processes at a given step of the protocol, with SIGKILL or SIGSTOP.
 
-`inject_faults` patches this process, in which `dispatcher run` then starts. Each relay and each worker draws a target:
-a step, and how many times to pass that step first. When the process reaches its target, it records the step and the
-emails on the wire. Then it kills or freezes itself. A woken process draws a new target. The product has no code for
-this.
+`python -m tests.steps.kill_points FOLDER SEED SIGNAL` patches itself, and then is `dispatcher run`. Each relay and each
+worker draws a target: a step, and how many times to pass that step first. When the process reaches its target, it
+records the step and the emails on the wire. Then it kills or freezes itself. A woken process draws a new target. The
+product has no code for this.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import os
 import random
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,8 @@ from typing import Any, Final
 from uuid import UUID
 
 import orjson
+
+from dispatcher.cli.main import main
 
 MAX_PASSES: Final = 3
 MAX_STATEMENT_SECONDS: Final = 0.003
@@ -285,3 +288,8 @@ def _inject_into_relay(injector: FaultInjector, *, kills: bool) -> None:
     Publisher.__init__ = open_publisher  # type: ignore[method-assign]
     Publisher.publish = publish_or_die  # type: ignore[method-assign]
     Settlement.release = release_or_die  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    inject_faults(KillPlan(Path(sys.argv[1]), sys.argv[2], signal.Signals[sys.argv[3]]))
+    sys.exit(main(["run"]))

@@ -12,14 +12,12 @@ from queue import SimpleQueue
 
 import psycopg
 import pytest
-from rich.console import Console
 
 from tests.acceptance.harness import Host, emails, stop
 from tests.providers.choosy_server import ChoosyServer, at_most
 from tests.providers.listeners import listening
-from tests.steps.frozen import freeze
 from tests.steps.kill_points import WORKER_STEPS, KillPlan, Step
-from tests.steps.proof import SETTINGS, prove, start
+from tests.steps.proof import SETTINGS, freeze, prove, start
 from tests.supervisor.program import eventually
 
 KILLS = 14
@@ -101,6 +99,5 @@ def test_two_hundred_freezes_past_the_leases_at_every_step_lose_and_duplicate_no
 def test_a_thousand_kills_lose_and_duplicate_nothing(host: Host) -> None:
     proof = prove(host, kills=1000, seed=1000)
 
-    proof.show(Console())
     assert {kill.step for kill in proof.kills} == set(Step) - {Step.IN_RELEASE}
     assert len(proof.kills) == 1000

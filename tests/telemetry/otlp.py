@@ -29,10 +29,9 @@ class SeenSpan:
 
 @dataclass
 class Collector:
-    """The spans and requests that a server received, which does not answer until `released`."""
+    """The spans and requests that a server received."""
 
     url: str
-    released: threading.Event
     bodies: list[bytes] = field(default_factory=list)
 
     def spans(self, name: str) -> list[SeenSpan]:
@@ -62,13 +61,12 @@ def _read(body: bytes) -> Iterator[SeenSpan]:
 
 
 @contextmanager
-def collecting(*, answers: bool = True) -> Iterator[Collector]:
-    """Runs a server during the block. Without `answers`, it accepts requests and never responds."""
+def collecting() -> Iterator[Collector]:
+    """Runs a server during the block."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             collector.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            collector.released.wait(60)
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -76,11 +74,8 @@ def collecting(*, answers: bool = True) -> Iterator[Collector]:
         def log_message(self, *_: object) -> None:
             """Suppresses the server's log."""
 
-    released = threading.Event()
-    if answers:
-        released.set()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, serving(server, released):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, serving(server, threading.Event()):
         server.daemon_threads = True
         server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients may disconnect
-        collector = Collector(f"http://127.0.0.1:{server.server_port}", released)
+        collector = Collector(f"http://127.0.0.1:{server.server_port}")
         yield collector

@@ -3,7 +3,6 @@ to a SendGrid double, and with scripted faults."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 from uuid import UUID
@@ -55,19 +54,6 @@ async def warm(bench: Bench, *providers: Provider) -> None:
     await until(lambda: worker.in_flight == 0)
 
 
-async def test_an_email_on_an_idle_connection_needs_no_task(bench: Bench, place: SendGridPlace) -> None:
-    await warm(bench, place.provider)
-    place.double.behaviour.latency_seconds = 0.3
-
-    (email_id,) = await bench.enqueue()
-    await until(lambda: bench.workers[0].in_flight == 1)
-
-    assert all(getattr(task.get_coro(), "__name__", "") != "_send" for task in asyncio.all_tasks())
-    await bench.settled({"sent": 2})
-    assert place.double.requests[str(email_id)] == 1
-    await bench.nothing_left_on_the_queue()
-
-
 @pytest.mark.parametrize(
     ("fault", "outcomes", "others"),
     [
@@ -93,17 +79,15 @@ async def test_an_email_that_is_not_accepted_on_an_idle_connection_is_handled_as
 
 
 class Scripted(ScriptedBulk):
-    """Refuses every bulk call as a whole, after `let_go`, if `refuses`; fails before the first byte, after `let_go`, if
-    `fails`; defers all emails of the first call if `is_busy`. A bug makes it fail to render one email, or answer it
-    with an invalid outcome."""
+    """Refuses every bulk call as a whole, after `let_go`, if `refuses`; defers all emails of the first call if
+    `is_busy`. A bug makes it fail to render one email, or answer it with an invalid outcome."""
 
-    def __init__(self, *, refuses: bool = False, fails: bool = False, is_busy: bool = False) -> None:
+    def __init__(self, *, refuses: bool = False, is_busy: bool = False) -> None:
         super().__init__()
         self._is_busy = is_busy
         self.unrendered: UUID | None = None
         self.odd: UUID | None = None
         self._refuses = refuses
-        self._fails = fails
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
         if email.email_id == self.unrendered:
@@ -111,9 +95,6 @@ class Scripted(ScriptedBulk):
         return super().bulk_entry_of(email)
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
-        if self._fails:
-            await self.wait(parts[0].content.email_id)
-            raise OSError
         if self._refuses:
             attempt.mark_on_wire()
             await self.wait(parts[0].content.email_id)
@@ -151,21 +132,6 @@ def test_emails_of_a_call_that_is_refused_during_a_drain_are_not_sent_again(act:
 
     assert (refusing.accepted, bench.statuses()) == ({}, {Status.HELD if is_late else Status.PENDING: 20})
     assert {row.attempts for row in bench.store.rows.values()} == {1 if is_late else 0}
-
-
-def test_a_call_that_fails_after_its_emails_were_stopped_changes_nothing() -> None:
-    failing = Scripted(fails=True)
-
-    async def scenario(bench: StageBench) -> None:
-        await bench.turns()
-        bench.deliver(*bench.enqueue(20))
-        await bench.turns()
-        await bench.drain()
-        failing.let_go()
-        await bench.turns()
-        assert (len(failing.waiting), bench.faults) == (0, [])
-
-    assert run(scenario, with_bulk_calls(failing, COUNT)).statuses() == {Status.PENDING: 20}
 
 
 def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider() -> None:

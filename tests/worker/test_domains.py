@@ -83,15 +83,6 @@ async def test_waiting_emails_have_places_per_lane_and_tenant_and_a_changed_ceil
         await until_answer(is_sent)
 
 
-async def test_other_providers_have_no_ceilings(bench: Bench) -> None:
-    set_limit(bench, rate=0.01, slots=1)
-    await bench.start([ScriptedProvider("sendgrid")])
-
-    await bench.enqueue(20, to=LIMITED)
-
-    await bench.settled({"sent": 20})
-
-
 async def test_each_retry_counts_and_keeps_the_number_of_attempts(bench: Bench, smtp: ScriptedProvider) -> None:
     set_limit(bench, rate=0.01)
     await bench.start()

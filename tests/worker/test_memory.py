@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,27 +24,16 @@ from dispatcher.worker.in_flight_email import InFlightEmail
 from tests.providers.places import smtp_place
 from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place
-from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go
 
 MEGABYTE = 1_000_000
-LARGE_BLOCKS = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Environment variables that make glibc allocate each large block from the system, and return it when the block is
-freed."""
 LARGE = [Attachment("a.bin", "a/b", bytes(2 * MEGABYTE))]
 TOO_LARGE = [Attachment("a.bin", "a/b", bytes(5 * MEGABYTE))]
 LIGHT = [Attachment("a.bin", "a/b", bytes(MEGABYTE // 10))]
 BOUND = "16"
 """The budget in megabytes. One LARGE email fits at a time; a TOO_LARGE email exceeds the budget."""
-
-
-SIZE_OF_RUN = """
-import dispatcher.monitor.alert_channels, dispatcher.supervisor.monitor_process, dispatcher.supervisor.relay_process
-import dispatcher.supervisor.parent, dispatcher.worker.process
-print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:")))
-"""
 
 
 async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -98,22 +84,6 @@ async def test_emails_that_wait_for_memory_take_no_slot_of_the_window_and_are_re
     assert bench.books.statuses() == {"sent": 8, "pending": 1}
 
 
-def test_an_email_is_released_if_the_host_has_no_memory_for_its_content(books: Books, tables_url: str) -> None:
-    """Either PostgreSQL's client library or Python runs out of memory first, depending on how little is left."""
-    email_id = books.enqueue_one(attachments=[Attachment("a.bin", "a/b", bytes(20 * MEGABYTE))])
-
-    starved = subprocess.run(
-        [sys.executable, "-m", "tests.worker.starved", tables_url, str(email_id), "1", "7", "15", "100"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **LARGE_BLOCKS},
-        timeout=60,
-    )
-
-    assert starved.stdout.split("\n")[:-1] == ["released", "released", "released", "read"], starved.stderr
-
-
 async def test_memory_is_granted_in_order_and_cancelled_requests_free_theirs() -> None:
     memory = MemoryBudget(10, most_waiting=2)
     assert memory.take(8) is None
@@ -130,12 +100,6 @@ async def test_memory_is_granted_in_order_and_cancelled_requests_free_theirs() -
     memory.give_back(8)
 
     assert memory.take(100) is None
-
-
-def test_the_processes_of_run_start_with_little_address_space() -> None:
-    kibibytes = subprocess.run([sys.executable, "-c", SIZE_OF_RUN], check=True, capture_output=True, text=True).stdout
-
-    assert int(kibibytes) < 512 * 1024
 
 
 COUNT = 40

@@ -13,9 +13,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.broker.connection import CONNECT_SECONDS
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.outcome import Deferred, Reason, Rejected
-from dispatcher.worker.process import POOL_SIZE
+from dispatcher.worker.process import CANCEL_SECONDS, POOL_SIZE
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator
 from tests.store.books import Books, frozen_sessions
@@ -45,28 +46,6 @@ async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, po
     assert [bench.books.outcomes(email_id) for email_id in email_ids] == [["accepted"]] * 4
     assert bench.books.hourly() == {"accepted": 4}
     await bench.nothing_left_on_the_queue()
-
-
-async def test_a_deferral_whose_reply_was_lost_is_retried(bench: Bench, postgres: Proxy, tables_url: str) -> None:
-    (email_id,) = bench.books.enqueue(1)
-    bench.provider.script[email_id].append(answer(Deferred(Reason.REFUSED)))
-    with psycopg.connect(tables_url) as person:
-        worker = await bench.start(DATABASE_URL=postgres.url)
-        person.execute("select from email_hourly for update")
-        person.execute("lock table email_attempt in share mode")
-        await bench.deliver([email_id])
-        await bench.blocked(worker)
-        postgres.freeze()
-        postgres.cut()
-    await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
-    postgres.thaw()
-
-    # The worker does not know whether it still has the lease, so it releases the email.
-    await until(lambda: bench.books.row(email_id)["publish_due_at"] is not None)
-    assert bench.books.row(email_id)["attempt_count"] == 1
-    await bench.deliver([email_id])
-    await bench.settled({"sent": 1})
-    assert bench.books.outcomes(email_id) == ["deferred", "accepted"]
 
 
 @contextmanager
@@ -260,3 +239,22 @@ async def test_a_worker_reports_how_long_it_has_waited_for_a_commit(bench: Bench
 
     await bench.settled({"sent": 2})
     await until(lambda: worker.process_slot.commit.seconds is None)
+
+
+async def test_a_rabbitmq_that_accepts_connections_and_never_answers_does_not_delay_the_stop(bench: Bench) -> None:
+    connected = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        worker = await bench.start(AMQP_URL=f"amqp://guest:guest@127.0.0.1:{port}/")
+        await asyncio.wait_for(connected.wait(), 10)
+
+        worker.begin_to_stop()
+
+        # The worker stops in far less time than the connect timeout.
+        await asyncio.wait_for(worker.task, CONNECT_SECONDS - CANCEL_SECONDS)

@@ -198,20 +198,6 @@ async def test_a_second_provider_gets_only_the_others(bench: Bench, has_keys: bo
     assert not has_keys or bench.books.row(email_id)["last_error"] == "delivered to 2 of 3 recipients; unknown"
 
 
-async def test_a_replay_sends_only_to_the_others(bench: Bench) -> None:
-    server = ChoosyServer(rule=always(cem=MAILBOX_FULL))
-    async with choosy_server(server) as provider:
-        await bench.start([provider], MAX_ATTEMPTS="1")
-        (email_id,) = await bench.enqueue(to=[ANN, BOB, CEM])
-        await bench.settled({"failed": 1})
-        assert bench.books.row(email_id)["recipient_outcomes"] == {"1": None, "2": None}
-
-        server.rule = always()
-        await replayed(bench, email_id)
-
-    assert server.recipients(email_id) == dict.fromkeys([ANN, BOB, CEM], 1)
-
-
 async def test_an_unknown_outcome_of_a_later_transaction_holds_the_email_only_for_the_others(bench: Bench) -> None:
     server = ChoosyServer(rule=at_most(2), answer=lambda number: "!" if number == 2 else None)
     async with choosy_server(server) as provider:

@@ -216,58 +216,29 @@ def test_an_idle_worker_reads_no_controls_until_a_message_arrives_and_then_reads
     assert "lease" not in bench.words
 
 
-def test_a_worker_goes_on_to_read_the_controls_while_something_is_paused() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.store.controls = Controls((A_PAUSE,))
-        await bench.pass_time()
-        bench.store.controls = Controls()
-        await bench.pass_time(2)
-        assert not bench.pipeline.controls.current.pauses
-
-    run(scenario)
-
-
 class SlowLease(FakeStore):
-    """Answers a lease statement late. The bench's clock takes no real time. `before`: the first takes this many seconds
-    before it commits. `after`: each takes this many seconds after its commit; in the last 5.5, everything is paused."""
+    """Answers a lease statement this many `seconds` after its commit, by the bench's clock; in the last 5.5, everything
+    is paused."""
 
-    before = after = 0.0
+    seconds = 0.0
 
     async def lease(
         self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
     ) -> list[Lease]:
-        if not self.events:
-            await asyncio.sleep(self.before)
         found = await super().lease(keys_by_id, lease_seconds, paused_tenants)
-        if self.after:
-            await asyncio.sleep(self.after - 5.5)
-            self.controls = Controls((A_PAUSE,))
-            await asyncio.sleep(5.5)
+        await asyncio.sleep(self.seconds - 5.5)
+        self.controls = Controls((A_PAUSE,))
+        await asyncio.sleep(5.5)
         return found
-
-
-async def slow_down(bench: StageBench, *, before: float = 0.0, after: float = 0.0) -> None:
-    bench.store.__class__ = SlowLease
-    assert isinstance(bench.store, SlowLease)
-    bench.store.before, bench.store.after = before, after
-    await bench.pass_time(1)
-
-
-def test_messages_behind_a_slow_lease_statement_wait_for_no_further_message() -> None:
-    async def scenario(bench: StageBench) -> None:
-        await slow_down(bench, before=14)
-        bench.deliver(*bench.enqueue())
-        await bench.turns()
-        bench.deliver(*bench.enqueue(5))
-        await bench.pass_time(30)
-
-    assert run(scenario).statuses() == {Status.SENT: 6}
 
 
 @pytest.mark.parametrize("seconds", [5.5, 30.0])
 def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released(seconds: float) -> None:
     async def scenario(bench: StageBench) -> None:
-        await slow_down(bench, after=seconds)
+        bench.store.__class__ = SlowLease
+        assert isinstance(bench.store, SlowLease)
+        bench.store.seconds = seconds
+        await bench.pass_time(1)
         bench.deliver(*bench.enqueue(3))
         await bench.pass_time(seconds + 15)
 

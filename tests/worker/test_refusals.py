@@ -7,19 +7,17 @@ No relay runs in these tests, so released emails stay pending until a test publi
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from structlog.testing import capture_logs
 
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, Step
 from dispatcher.dev.smtp_sink import running_sink
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.provider_text import RELAY
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
@@ -82,28 +80,6 @@ async def test_a_refused_backlog_waits_or_fails_over(case: str, has_second: bool
         assert not bench.books.select("select error_type from every_attempt where outcome = 'rejected'")
 
 
-@pytest.mark.parametrize("case", ["RCPT, relay", "RCPT, unknown words", "MAIL, sender"])
-async def test_three_refusals_are_enough_and_the_log_says_why(case: str, bench: Bench, tmp_path: Path) -> None:
-    step, reply, told, _ = FAULTS[case]
-    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={step: reply})) as place:
-        await bench.start([place.provider])
-        with capture_logs() as logs:
-            (first,) = await bench.enqueue(to="ann@shop0.example")
-            await until(lambda: any(each["event"] == "email.refusal_undecided" for each in logs))
-            assert bench.books.statuses() == {"sending": 1}
-        for number in (1, 2):
-            await bench.enqueue(to=f"ann@shop{number}.example")
-
-        await until(lambda: reasons(bench) != [])
-
-        await bench.settled({"pending": 3})
-        assert bench.books.select("select * from every_attempt") == []
-    line = next(each for each in logs if each["event"] == "email.refusal_undecided")
-    assert (line["email_id"], line["provider"]) == (str(first), "smtp")
-    assert (line["provider_code"] in reply, told in line["reason"]) == (True, True)
-    assert (line["error_type"] in Reason, line["retry_in_seconds"] > 0) == (True, True)
-
-
 async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
     await bench.start([first, second])
@@ -120,28 +96,6 @@ async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> 
     assert (first.calls.count(bad), second.calls.count(bad)) == (2, 1)
     await until(lambda: set(bench.books.statuses()) == {"failed", "sent"})
     assert reasons(bench) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "are_first"),
-    [
-        ("550 5.1.1 no such mailbox", False),
-        ("550 5.1.1 no such mailbox", True),
-        ("554 5.7.1 Rejected by the recipient's spam policy", True),
-    ],
-)
-async def test_each_bad_recipient_fails_alone(words: str, are_first: bool, bench: Bench, tmp_path: Path) -> None:
-    async with smtp_place(tmp_path / "sink", SmtpBehaviour(refusal=words)) as place:
-        await bench.start([place.provider])
-        addresses = [f"refused{number}@shop{number % DOMAINS}.example" for number in range(20)]
-        bad, good = [bench.books.enqueue_one(to=each) for each in addresses], backlog(bench, 100)
-        scattered = [each for at in range(20) for each in (bad[at], *good[5 * at : 5 * at + 5])]
-        await bench.deliver([*bad, *good] if are_first else scattered)
-
-        await bench.settled({"sent": 100, "failed": 20})
-        rows = bench.books.select("select error_type, attempt_count from email_log where status = 'failed'")
-        assert {(row["error_type"], row["attempt_count"]) for row in rows} == {(Reason.REJECTED_RECIPIENT, 1)}
-        assert reasons(bench) == []
 
 
 async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:
@@ -229,19 +183,6 @@ async def test_a_backlog_that_is_greylisted_at_one_domain_does_not_delay_emails_
     await bench.nothing_left_on_the_queue()
 
 
-@pytest.mark.parametrize("outcome", [UNCLEAR, replace(UNCLEAR, fault=RELAY)], ids=["unknown words", "known words"])
-async def test_a_backlog_rejected_at_one_domain_stops_no_emails_to_others(bench: Bench, outcome: Rejected) -> None:
-    bench.provider.always = refuse(outcome)
-    await bench.start(PREFETCH=str(PREFETCH))
-    rejected = await bench.enqueue(100, to="bad@bad.example")
-    await until(lambda: bench.provider.calls != [])
-
-    fresh = await bench.enqueue(3 * PREFETCH)
-
-    await until(lambda: set(bench.provider.accepted) == set(fresh), seconds=180)
-    assert not set(rejected) & set(bench.provider.accepted)
-
-
 async def test_an_undecided_email_waits_first_in_the_worker_and_then_for_any_worker(bench: Bench) -> None:
     bench.provider.always = refuse(UNCLEAR)
     await bench.start()
@@ -253,35 +194,3 @@ async def test_an_undecided_email_waits_first_in_the_worker_and_then_for_any_wor
     assert 2 < (row["publish_due_at"] - datetime.now(UTC)).total_seconds() < 8
     assert (bench.books.attempts(email_id), row["attempt_count"]) == ([], 0)
     await bench.nothing_left_on_the_queue()
-
-
-async def test_an_undecided_email_that_expires_before_its_next_try_is_released(bench: Bench) -> None:
-    bench.provider.always = refuse(UNCLEAR)
-    await bench.start()
-    (email_id,) = bench.books.enqueue(1, to="bad@bad.example")
-    bench.books.change(email_id, expires_at=datetime.now(UTC) + timedelta(seconds=2))
-
-    await bench.deliver([email_id])
-
-    await until(lambda: len(bench.provider.calls) > 0 and bench.books.statuses() == {"pending": 1})
-    assert bench.books.row(email_id)["error_type"] is None
-    await bench.nothing_left_on_the_queue()
-
-
-async def test_an_email_waits_for_an_unreachable_provider_and_status_says_why(bench: Bench, tmp_path: Path) -> None:
-    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script={Step.CONNECT: SmtpFault.RESET})) as place:
-        await bench.start([place.provider], MAX_ATTEMPTS="1")
-
-        (email_id,) = await bench.enqueue()
-
-        open_state = "select provider, reason from provider_state where state = 'open'"
-        await until(lambda: bench.books.statuses() == {"pending": 1} and bool(bench.books.select(open_state)))
-        reason = "connection_failed: the server closed the connection while connecting"
-        assert bench.books.select(open_state) == [{"provider": "smtp", "reason": reason}]
-        assert (bench.books.attempts(email_id), bench.books.row(email_id)["attempt_count"]) == ([], 0)
-
-        place.sink.behaviour.script = {}
-        await bench.deliver([email_id])
-
-        await bench.settled({"sent": 1})
-        assert bench.books.outcomes(email_id) == ["accepted"]

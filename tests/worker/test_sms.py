@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import urlencode
 from uuid import UUID
 
 import psycopg
@@ -14,10 +12,7 @@ from dispatcher import Sms, enqueue_many
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.events.twilio import SIGNATURE_HEADER, sign
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.twilio import TwilioSettings
-from tests.api.running_api import Api, running
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider, accept, answer
@@ -137,38 +132,3 @@ async def test_a_recipient_who_opted_out_is_suppressed_for_the_next_sms(bench: B
         return bool(bench.books.row(email_id)["error_type"] == "suppressed")
 
     await until_answer(the_next_fails)
-
-
-TOKEN = "the_token_of_the_account_0123456789"
-ORIGIN = "https://mail.example.org"
-
-
-async def reply(api: Api, body: str, sid: str, number: str) -> None:
-    """A recipient answers an SMS: Twilio posts it, signed."""
-    form = {"MessageSid": f"SM{sid * 32}", "From": number, "Body": body}
-    headers = {
-        "Content-Type": "application/x-www-form-urlencoded",
-        SIGNATURE_HEADER: sign(TOKEN, f"{ORIGIN}/v1/inbound/twilio", form),
-    }
-    answer = await api.call("POST", "/v1/inbound/twilio", raw=urlencode(form).encode(), headers=headers)
-    assert answer.status == 200
-
-
-async def test_a_copy_of_an_old_reply_changes_nothing(bench: Bench) -> None:
-    to, sender = "+525512345678", "+5215512345678"  # networks report the number in another form
-    await enqueued(bench, to=to)
-    settings = bench.settings(API_ALLOW_ANONYMOUS="on")
-    own = TwilioSettings(
-        account_sid="AC" + "0" * 32, auth_token=TOKEN, callback_url=f"{ORIGIN}/v1/events/twilio", sender="Example"
-    )
-    settings = replace(settings, providers=("smtp", "twilio"), own={**settings.own, "twilio": own})
-
-    async with running(settings) as api:
-        await reply(api, "stop please", "1", sender)
-        await reply(api, "START", "2", sender)
-        await reply(api, "stop please", "1", sender)
-        assert bench.books.select(ENTRIES) == []
-
-        await reply(api, "STOP", "3", sender)
-        await reply(api, "START", "2", sender)
-        assert bench.books.select(ENTRIES) == [{"masked": f"{to[:3]}•••78", "reason": "unsubscribe"}]

@@ -13,7 +13,7 @@ from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.errors import ProviderFault
+from dispatcher.errors import AnswerTooLarge, ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import read_suspects
@@ -284,74 +284,6 @@ def test_a_drain_that_times_out_holds_emails_without_an_answer_and_ignores_late_
     assert len(bench.store.recorded) == 1
 
 
-@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.THROTTLED])
-def test_an_adapter_that_answers_after_the_drain_timed_out_does_not_stop_the_drain(reason: Reason) -> None:
-    async def slow_to_stop(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attempt) -> Outcome:
-        try:
-            await provider.wait(email.email_id)
-        except asyncio.CancelledError:
-            await asyncio.sleep(50)
-        return Deferred(reason, "given up")
-
-    async def scenario(bench: StageBench) -> None:
-        slow, other = bench.enqueue(2)
-        bench.provider.script[slow].append(slow_to_stop)
-        bench.provider.always = accept_when_let_go
-        bench.deliver(slow, other)
-        await bench.turns()
-        bench.store.locked_ids.add(other)  # the drain waits for this lock, so the adapter ends first
-        draining = asyncio.ensure_future(bench.drain())
-        await bench.pass_time()
-        bench.store.locked_ids.clear()
-        await draining
-        assert (bench.slots_in_use, bench.faults) == (0, [])
-
-    bench = run(scenario, drain_seconds=0.1)
-
-    rows = [(row.status, row.attempts) for row in bench.store.rows.values()]
-    assert rows == [(Status.PENDING, 0), (Status.HELD, 1)]
-
-
-def test_an_email_that_a_provider_refuses_for_its_own_reasons_during_the_drain_is_released() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.provider.always = throttle_when_let_go
-        bench.deliver(*bench.enqueue())
-        await bench.turns()
-        draining = asyncio.ensure_future(bench.drain())
-        await bench.turns()
-        bench.provider.let_go()
-        await draining
-        assert bench.slots_in_use == 0
-
-    bench = run(scenario)
-
-    assert bench.words == ["lease", "release", "ack"]
-    assert [(row.status, row.attempts) for row in bench.store.rows.values()] == [(Status.PENDING, 0)]
-
-
-def test_a_result_whose_row_is_locked_is_recorded_once_though_another_of_its_batch_is_refused() -> None:
-    provider = ScriptedProvider()
-    provider.always = accept_when_let_go
-
-    async def scenario(bench: StageBench) -> None:
-        refused, locked, _ = email_ids = bench.enqueue(3)
-        bench.deliver(*email_ids)
-        await bench.turns()
-        bench.store.refused.add(refused)
-        bench.store.locked_ids.add(locked)
-        await bench.store.locked.find_locked(email_ids, is_busy=True)  # it was locked before
-        provider.let_go()
-        await bench.turns(200)
-        bench.store.locked_ids.clear()
-        bench.store.refused.clear()
-        await bench.pass_time()
-
-    bench = run(scenario, provider)
-
-    assert bench.statuses() == {Status.SENT: 3}
-    assert bench.faults == []
-
-
 @pytest.mark.parametrize("act", [accept_when_let_go, throttle_when_let_go])
 def test_a_drain_waits_for_its_results_and_tries_no_other_provider_after_a_late_refusal(act: Act) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
@@ -480,22 +412,6 @@ def test_an_email_stopped_before_the_first_step_of_its_task_is_released() -> Non
 
     assert bench.words == ["lease"] * 3 + ["release"] * 3 + ["ack"] * 3
     assert {row.attempts for row in bench.store.rows.values()} == {0}
-
-
-def test_no_more_emails_are_leased_than_the_window_has_room_for_and_waiting_emails_take_none() -> None:
-    async def scenario(bench: StageBench) -> None:
-        bench.provider.always = accept_when_let_go
-        email_ids = bench.enqueue(bench.settings.prefetch + 8)
-        for email_id in email_ids[:3]:
-            bench.provider.script[email_id].append(answer(LATER))
-        bench.deliver(*email_ids)
-        await bench.turns()
-        waiting = [email for email in bench.pipeline.window.emails.values() if email.state is EmailState.WAITING]
-        assert len(waiting) == 3
-        assert len(bench.provider.waiting) == bench.settings.prefetch
-        assert bench.statuses() == {Status.SENDING: bench.settings.prefetch + 3, Status.PENDING: 5}
-
-    run(scenario)
 
 
 @pytest.mark.parametrize("act", [accept_when_let_go, answer(LATER)], ids=["on the wire", "waits for a retry"])
@@ -674,3 +590,27 @@ def test_large_content_leaves_a_quarter_of_the_memory_to_light_content(large_oct
         assert len(bench.provider.waiting) == at_once + 2
 
     run(scenario, worker_memory_mb=32)
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), AnswerTooLarge("too little memory")], ids=["Python", "libpq"])
+def test_an_email_is_released_if_the_host_has_no_memory_for_its_content(fault: Exception) -> None:
+    class Starved(FakeStore):
+        async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
+            if faults:
+                raise faults.pop()
+            return await super().read_content(email_id)
+
+    faults = [fault]
+
+    async def scenario(bench: StageBench) -> None:
+        bench.store.__class__ = Starved
+        (email_id,) = bench.enqueue(octets_apart=1000)
+        bench.deliver(email_id)
+        await bench.pass_time(1)
+        bench.deliver(email_id)
+        await bench.pass_time(1)
+
+    bench = run(scenario)
+
+    assert bench.words == ["lease", "release", "ack", "lease", "record", "ack"]
+    assert bench.statuses() == {Status.SENT: 1}

@@ -16,14 +16,10 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.suppression import SuppressionReason
 from dispatcher.errors import StoreUnavailable
 from dispatcher.providers.contract import Attempt
-from dispatcher.providers.sendgrid.request import headers_of
-from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.suppressions import SuppressionReader, SuppressionsRead
-from dispatcher.transport.mime import render
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from dispatcher.worker.outage import StoreOutage
-from dispatcher.worker.send import UnsubscribeHeaders
 from dispatcher.worker.suppression import SuppressedRecipients
 from tests.providers.emails import an_email
 from tests.store.suppressing import hasher_of, suppress, unsuppress
@@ -114,21 +110,6 @@ async def locked_entries(bench: Bench) -> AsyncIterator[None]:
     bench.books.connection.execute("lock table suppression in access exclusive mode")
     yield
     bench.books.connection.execute("rollback")
-
-
-async def test_an_entry_of_another_tenant_costs_no_query(bench: Bench) -> None:
-    suppress(bench.books.connection, "example.org", tenant_id="other")
-    suppress(bench.books.connection, EVE)
-    await bench.start()
-    await bench.enqueue(tenant_id="other")
-    await bench.enqueue(to=EVE)
-    await bench.settled({"failed": 2})  # the worker has read the entries
-    (email_id,) = bench.books.enqueue(to=ANN)
-
-    async with locked_entries(bench):
-        await bench.deliver([email_id])
-
-        await until(lambda: bench.books.status(email_id) == "sent")
 
 
 async def is_suppressed(bench: Bench, address: str) -> bool:
@@ -279,15 +260,3 @@ async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe
         }
     assert provider.headers[two] == provider.headers[other] == {}
     assert provider.headers[own] == {"List-Unsubscribe": "<mailto:stop@example.com>"}
-
-
-def test_a_long_unsubscribe_header_is_not_encoded() -> None:
-    hasher = AddressHasher(b"k" * 32)
-    headers = UnsubscribeHeaders("https://a-rather-long-name-of-a-host.mail.example.com", ["example.com"])
-    email = headers.added_to(an_email(sender="shop@example.com", to=(ANN,)), hasher)
-
-    lines = bytes(render(email).body).replace(b"\r\n ", b"").split(b"\r\n")  # unfolded
-
-    assert f"List-Unsubscribe: {email.headers['List-Unsubscribe']}".encode() in lines
-    assert headers_of(email)["List-Unsubscribe"] == email.headers["List-Unsubscribe"]
-    assert b"List-Unsubscribe-Post: List-Unsubscribe=One-Click" in lines
