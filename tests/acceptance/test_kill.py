@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 
-from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
+from tests.acceptance.harness import CONNECTIONS, WORKERS, Double, Host, emails, stop
 from tests.supervisor.program import Program, eventually, is_alive
 
 SETTLED_SECONDS = 30.0
 """Enough for a busy machine, and far less than the lease of 300 seconds."""
+CALL_EMAILS = 25
 
 
 def settlements(run: Program) -> Counter[str]:
@@ -135,3 +137,24 @@ def test_leases_of_a_lost_host_are_recovered_by_another_and_its_ledgers_prove_la
     stop(other)
     after.assert_harmless()
     assert after.by_status.get("held", frozenset()) <= before.by_status.get("held", frozenset())
+
+
+def test_a_killed_worker_holds_the_emails_of_its_bulk_calls_and_nothing_else(host: Host, double: Double) -> None:
+    # The double accepts immediately and answers seconds later. So the kill comes before the answer, even on a slow
+    # machine.
+    double.behave(latency_ms=4000)
+    ids = host.enqueue(replace(each, subject="", template_data={"order": 1}) for each in emails(200, template_id="d-1"))
+    run = host.run(BULK_CALL_EMAILS=CALL_EMAILS, PREFETCH=100)
+    victim = run.pid_of("worker 0")
+    eventually(lambda: host.leased_by(victim) & double.delivered().keys(), "calls on the wire")
+
+    os.kill(victim, signal.SIGKILL)
+
+    run.await_events("ledger.settled")
+    books = host.await_finished(ids)
+    stop(run)
+    books.assert_balanced()
+    held = books.by_status["held"]
+    assert len(held) == settlements(run)["uncertain"] > 1
+    assert books.count("sent") == 200 - len(held)
+    assert max(request["together"] for request in double.requests()) == CALL_EMAILS

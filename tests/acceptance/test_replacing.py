@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from tests.acceptance.harness import Host, Sink, emails, stop
 
@@ -63,3 +66,32 @@ def test_a_reload_reads_the_env_file_and_secrets_again_and_keeps_the_old_setting
     ]
     assert set(second.delivered()) == after
     assert not run.events("process.exited", reason="could_not_boot")
+
+
+def test_a_reload_with_a_wrong_password_stops_no_worker(host: Host) -> None:
+    host.sink()
+    settings: dict[str, Any] = {}
+    right: dict[Path, str] = {}
+    for server in ("AMQP_URL", "DATABASE_URL"):
+        settings |= {server: "", f"{server}_FILE": (secret := host.folder / server)}
+        right[secret] = host.environment()[f"DISPATCHER_{server}"]
+        secret.write_text(right[secret])
+    run = host.run(**settings)
+    host.await_finished(host.enqueue(emails(20, name="before")))
+
+    for number, (secret, url) in enumerate(right.items()):
+        parts = urlsplit(url)
+        wrong = parts._replace(netloc=f"{parts.username}:no-longer@{parts.hostname}:{parts.port}")
+        secret.write_text(urlunsplit(wrong))
+        run.send(signal.SIGHUP)
+        run.await_events("process.exited", 2 * (number + 1), reason="could_not_boot")
+        host.await_finished(ids := host.enqueue(emails(20, name=f"meanwhile {number}")))
+        assert {host.rows()[email_id].status for email_id in ids} == {"sent"}
+        assert f"DISPATCHER_{secret.name}" in run.words
+        secret.write_text(url)
+    run.send(signal.SIGHUP)
+    run.await_events("dispatcher.reloaded")
+
+    stop(run)
+    assert {event["reason"] for event in run.events("process.exited")} == {"could_not_boot", "reloaded", "drained"}
+    assert "no-longer" not in run.words
