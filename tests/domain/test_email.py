@@ -8,7 +8,6 @@ import pickle
 import re
 import warnings
 from datetime import UTC, datetime, timedelta, timezone
-from enum import StrEnum
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -88,16 +87,6 @@ def test_changing_the_arguments_later_does_not_change_the_email() -> None:
     attachments.clear()
 
     assert email == an_email(headers={"X-Order": "17"}, attachments=[PDF])
-
-
-def test_a_subclass_of_str_is_kept_as_a_plain_str() -> None:
-    class Key(StrEnum):
-        RECEIPT = "receipt"
-
-    email = an_email(message_key=Key.RECEIPT, headers={Key.RECEIPT: Key.RECEIPT})
-
-    assert type(email.message_key) is str
-    assert [(type(name), type(value)) for name, value in email.headers.items()] == [(str, str)]
 
 
 def test_the_repr_shows_nothing_private() -> None:
@@ -363,13 +352,9 @@ def test_times_are_kept_in_utc() -> None:
     [
         ("Europe/Berlin", "2026-03-29 02:30", 0, "03:30"),
         ("Europe/Berlin", "2026-03-29 02:30", 1, "01:30"),
-        ("America/New_York", "2026-03-08 02:00", 0, "03:00"),
         ("Australia/Lord_Howe", "2026-10-04 02:15", 0, "02:45"),
-        ("Europe/Berlin", "2026-03-29 01:59", 0, None),
         ("Europe/Berlin", "2026-03-29 03:00", 0, None),
-        ("Europe/Berlin", "2026-10-25 02:30", 0, None),  # occurs twice
-        ("Europe/Berlin", "2026-10-25 02:30", 1, None),
-        ("UTC", "2026-03-29 02:30", 0, None),
+        ("Europe/Berlin", "2026-10-25 02:30", 1, None),  # occurs twice
     ],
 )
 def test_a_time_that_its_zone_skips_is_reported_with_the_time_that_is_used(
@@ -390,13 +375,6 @@ def test_a_time_in_the_past_is_no_mistake_of_the_email_because_a_call_may_be_rep
     past = NOW - timedelta(days=3)
 
     assert an_email(send_at=past, expires_at=past + timedelta(hours=1)).send_at == past
-
-
-def test_a_template_replaces_subject_and_body() -> None:
-    email = an_email(**TEMPLATED)
-
-    assert (email.subject, email.text, email.html) == ("", None, None)
-    assert Email.from_json(email.to_json()) == email
 
 
 @pytest.mark.parametrize(

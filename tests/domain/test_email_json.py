@@ -172,6 +172,7 @@ def test_a_refusal_names_the_field_by_its_json_name(field: str, wrong: object) -
     [
         *(1, "aGk", "aGk==", "aGk=\n", "a G k =", "aG-_", "=aGk", "aGk=aGk=", "äGk=", "\ud800", "aGk=" * 300_000),
         *("aGlp" * 300_000 + "aGk", "A" * (34 * 1024 * 1024)),
+        *("A" * (each - 2) + "==" + "A" * (1 << 20) for each in (8, 1 << 20, (1 << 20) + 8)),  # data after the padding
     ],
 )
 def test_content_that_is_not_base64_or_too_long_is_refused(content: object) -> None:
@@ -237,18 +238,6 @@ def test_an_attachment_is_decoded(content: bytes) -> None:
     file = FILE | {"content": base64.b64encode(content).decode()}
 
     assert Email.from_json(PLAIN | {"attachments": [file]}).attachments[0].content == content
-
-
-def test_base64_with_data_after_its_padding_is_refused() -> None:
-    for characters in (8, 1 << 20, (1 << 20) + 8):
-        content = "A" * (characters - 2) + "==" + "A" * (1 << 20)
-
-        field, reason = refusal(PLAIN | {"attachments": [FILE | {"content": content}]})
-
-        assert (field, reason) == (
-            "attachments[0].content",
-            "is not valid base64 (RFC 4648, with padding, without line breaks)",
-        )
 
 
 FULL: dict[str, Any] = {
