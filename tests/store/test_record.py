@@ -14,14 +14,11 @@ import pytest
 
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import OWN_SECRETS
-from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status
-from dispatcher.errors import StoreUnavailable
-from dispatcher.store.connections import AsyncSession
+from dispatcher.domain.status import FINISHED, OnUncertain, Status
 from dispatcher.store.figures import count_emails
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.results import storable
-from dispatcher.store.settlement import find_leases, release_found
 from tests.store.books import Books
 from tests.store.results import RECORDABLE, result
 from tests.waiting import until
@@ -290,27 +287,6 @@ async def test_a_batch_whose_answer_was_lost_is_recognised(
     assert not await other_store.is_recorded(sent)
 
 
-async def test_an_interrupted_record_statement_wrote_all_or_nothing(
-    store: LeaseStore, books: Books, tables_url: str
-) -> None:
-    leases = await lease_some(store, books, 3)
-    results = [result(lease, Status.SENT) for lease in leases]
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(leases[2].email_id)
-        recording = asyncio.create_task(store.record(results))
-        await until(lambda: books.waiting_for_a_lock("worker-1"))
-        books.terminate("worker-1", waiting=True)
-        with pytest.raises(StoreUnavailable):
-            await recording
-
-    assert books.statuses() == {"sending": 3}
-    assert books.count("every_attempt") == 0
-
-    assert not await store.is_recorded(results[0])
-    assert len(await store.record(results)) == 3
-    assert books.hourly() == {"accepted": 3}
-
-
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -330,40 +306,3 @@ def test_an_adapter_that_forgets_to_scrub_shows_no_secret(outcome: Outcome) -> N
     assert "<credential>" in detail
     assert "tok-12345678" not in detail
     assert "dG9rLTEyMzQ1Njc4" not in detail
-
-
-async def test_every_status_change_is_in_the_table_of_transitions(
-    store: LeaseStore, books: Books, session: AsyncSession, outbox: Outbox
-) -> None:
-    allowed = {(before, after) for (before, _), after in TRANSITIONS.items()}
-    seen: set[tuple[Status, Status]] = set()
-
-    async def watch(moved: str, **columns: object) -> None:
-        leases = dict(zip(Status, await lease_some(store, books, len(Status)), strict=True))
-        tokens = {lease.email_id: lease.token for lease in leases.values()}
-        for before, lease in leases.items():
-            books.change(lease.email_id, status=before, **columns)
-        match moved:
-            case "lease":
-                await store.lease(books.keys(list(tokens)), 60)
-            case "renew":
-                await store.renew(tokens, 60)
-            case "release":
-                await store.release(tokens)
-            case "release_unanswered":
-                await store.release_unanswered(list(tokens))
-            case "release_found":
-                await release_found(session, await find_leases(session, "worker-1"))
-            case "rescue":
-                await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
-            case status:
-                await store.record([result(lease, Status(status)) for lease in leases.values()])
-        seen.update((before, Status(books.status(lease.email_id))) for before, lease in leases.items())
-
-    for moved in ("lease", "renew", "release", "release_unanswered", "release_found", "rescue", *RECORDABLE):
-        await watch(moved)
-        await watch(moved, locked_until=EXPIRED, on_uncertain="resend")
-
-    moved_to = {pair for pair in seen if pair[0] is not pair[1]}
-    assert moved_to <= allowed
-    assert {(Status.PENDING, Status.SENDING), (Status.SENDING, Status.HELD), (Status.HELD, Status.SENT)} <= moved_to

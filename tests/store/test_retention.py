@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -15,7 +14,7 @@ import pytest
 from psycopg import sql
 
 from dispatcher.domain.email_id import lowest_id_at
-from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy, StoreUnavailable
+from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy
 from dispatcher.store.connections import TimedSession, connect_async
 from dispatcher.store.queries import query
 from dispatcher.store.retention import FailedStep, PrunedStep, Pruner, Retention, count_expiring
@@ -259,49 +258,6 @@ async def test_a_partition_that_cannot_be_dropped_delays_only_its_own_rows(books
     assert [step for step in steps if isinstance(step, PrunedStep) and not step.name] == REPLAY
     books.connection.execute("drop view report")
     assert dropped(await prune(Retention(30, 60, 90, 90))) == [f"email_attachment_{OLD_WEEK}", f"email_log_{OLD_WEEK}"]
-
-
-async def test_a_partition_that_is_being_read_is_postponed_with_its_week(
-    books: Books, prune: Prune, database_url: str
-) -> None:
-    replay_long_ago(books)
-    email_id = enqueue_long_ago(books, "sent")
-    with psycopg.connect(database_url) as reader:
-        reader.execute("select from email_content")
-
-        steps = await prune(Retention(30, 60, 90, 90))
-
-    assert failed(steps) == {"email_attachment": StoreBusy}
-    assert [step for step in steps if isinstance(step, PrunedStep)] == REPLAY
-    assert kept(books, email_id) == [ALL]
-
-
-async def test_partitions_and_audit_records_are_left_to_the_owner_of_the_tables(
-    books: Books, database_url: str, stranger: str
-) -> None:
-    replay_long_ago(books)
-    email_id = enqueue_long_ago(books, "sent")
-    async with await connect_async(database_url, name="test") as session:
-        await session.execute(f"set role {stranger}".encode())
-        steps = [step async for step in Pruner(session, Retention(30, 60, 90, 90)).prune()]
-
-    weeks = ("email_attachment", "email_content", "email_attempt", "email_event", "email_recipient")
-    assert failed(steps) == dict.fromkeys((*weeks, "act"), StoreUnavailable)
-    assert PrunedStep("replay", 1) in steps
-    assert kept(books, email_id) == [ALL]
-
-
-@pytest.fixture
-def stranger(books: Books) -> Iterator[str]:
-    """A role that has all privileges on the tables, but does not own them and did not get the grants of `topology
-    grants`."""
-    name = f"stranger_{secrets.token_hex(4)}"
-    books.connection.execute(f"create role {name}".encode())
-    books.connection.execute(f"grant usage on schema dispatcher to {name}".encode())
-    books.connection.execute(f"grant all on all tables in schema dispatcher to {name}".encode())
-    yield name
-    books.connection.execute(f"drop owned by {name}".encode())
-    books.connection.execute(f"drop role {name}".encode())
 
 
 @pytest.mark.parametrize("status", ["sent", "cancelled"])

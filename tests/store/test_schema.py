@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit, urlunsplit
@@ -242,23 +240,6 @@ def test_a_role_that_cannot_create_the_schema_gets_a_remedy(empty_database_url: 
 def test_an_invalid_schema_name_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="DISPATCHER_DATABASE_SCHEMA must be"):
         load({"DISPATCHER_DATABASE_SCHEMA": text})
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"DISPATCHER_DATABASE_SCHEMA": WORD}, 'from "order".email_log'),
-        ({"DISPATCHER_DATABASE_SCHEMA": "No; name"}, "ConfigurationError: DISPATCHER_DATABASE_SCHEMA must be"),
-    ],
-)
-def test_an_application_sets_the_schema_in_its_environment(environment: dict[str, str], words: str) -> None:
-    program = "from dispatcher.store.queries import query; print(query('find_email').decode())"
-
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
-
-    assert words in ended.stdout + ended.stderr
 
 
 @pytest.fixture
