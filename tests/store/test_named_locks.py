@@ -7,7 +7,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from urllib.parse import urlsplit
 
 import psycopg
@@ -26,7 +25,6 @@ from dispatcher.store.grants import roles_of
 from dispatcher.store.migrations import migrate
 from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release_named_lock
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.queries import query
 from dispatcher.store.settlement import terminate_sessions
 from tests.store.books import Books, UrlOf
 from tests.waiting import until, until_answer
@@ -184,33 +182,6 @@ async def test_a_stranger_cannot_keep_a_named_lock_from_us(
             await release_named_lock(session, name)
             async with named_lock(other, name) as is_ours:
                 assert is_ours, name
-
-
-@pytest.mark.parametrize("kind", ["producer", "reader", "stranger"])
-async def test_only_the_dispatchers_roles_can_write_a_named_lock(url_of: UrlOf, kind: str) -> None:
-    with psycopg.connect(url_of(kind), autocommit=True) as connection:
-        for statement, parameters in (
-            ("take_named_locks", {"names": ["relay"]}),
-            ("release_named_lock", {"name": "relay"}),
-        ):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute(query(statement), parameters)
-        for statement in (
-            "lock table dispatcher.named_lock in share mode",
-            "select from dispatcher.named_lock for update",
-        ):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
-                connection.execute(statement.encode())
-
-
-async def test_a_process_of_the_release_before_keeps_its_lock(session: AsyncSession, url_of: UrlOf) -> None:
-    with old_release(url_of("dispatcher"), *NAMES):
-        for name in NAMES:
-            assert not await acquire(session, name), name
-            assert await is_held_by_another(session, name), name
-
-    for name in NAMES:
-        await until_answer(partial(acquire, session, name))
 
 
 async def test_of_the_roles_that_read_the_dlq_one_session_reads_at_a_time(

@@ -15,7 +15,6 @@ import pytest
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import OWN_SECRETS
 from dispatcher.domain.status import FINISHED, OnUncertain, Status
-from dispatcher.store.figures import count_emails
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.results import storable
@@ -212,28 +211,6 @@ async def test_a_second_acceptance_is_stored_but_not_counted(
     assert books.row(second.email_id)["provider_message_id"] == "3"
     assert len(books.attempts(first.email_id)) == 3
     assert books.hourly() == {"accepted": 2}
-
-
-async def test_the_hourly_counts_equal_the_recorded_results(
-    store: LeaseStore, other_store: LeaseStore, books: Books
-) -> None:
-    wanted = [Status.SENT] * 5 + [Status.FAILED] * 4 + [Status.HELD] * 3 + [Status.SENDING] * 2
-    for number, each in enumerate((store, other_store)):
-        leases = await lease_some(each, books, len(wanted))
-        results = [result(lease, status) for lease, status in zip(leases, wanted, strict=True)]
-        await asyncio.gather(each.record(results[:7]), each.record(results[7:]))
-        lost = await lease_one(each, books)
-        books.change(lost.email_id, lease_token=99, status="held" if number else "failed")
-        await each.record([result(lost, Status.FAILED)])
-
-    statuses = books.statuses()
-    assert books.hourly() == {"accepted": 10, "rejected": 8, "uncertain": 6, "deferred": 4}
-    assert (statuses["sent"], statuses["failed"], statuses["held"], statuses["sending"]) == (10, 9, 7, 4)
-    assert count_emails.sync(books.connection) == {
-        **dict.fromkeys(Status, 0),
-        **{Status(name): n for name, n in statuses.items()},
-    }
-    assert {row["slot"] for row in books.select("select distinct slot from email_hourly")} == {"slot-1", "slot-2"}
 
 
 async def test_two_workers_record_at_once_without_waiting_for_each_other(
