@@ -20,7 +20,6 @@ from dispatcher.domain.headers import header_value_fault
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, endings_of
 from dispatcher.domain.sms import Sms
-from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
@@ -59,11 +58,6 @@ def test_an_empty_body_counts_as_absent() -> None:
     assert an_email(text="", html="<p>Hi</p>").text is None
     assert refusal(text="", html="")[0] == "text"
     assert refusal(text=None)[0] == "text"
-
-
-def test_the_policy_may_be_given_by_its_name() -> None:
-    assert an_email(on_uncertain="resend").on_uncertain is OnUncertain.RESEND
-    assert refusal(on_uncertain="retry") == ("on_uncertain", "must be one of: hold, resend")
 
 
 def test_an_email_is_immutable_and_can_be_compared_hashed_and_replaced() -> None:
@@ -194,6 +188,15 @@ def test_an_invalid_attachment_cannot_be_made(field: str, wrong: Any) -> None:
         Attachment(**{**FILE, field: wrong})
 
     assert caught.value.field == field
+
+
+def test_an_attachment_is_frozen_so_that_applications_can_derive_from_it_and_change_no_checked_value() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Pdf(Attachment):
+        pages: int = 1
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pdf("invoice.pdf", "application/pdf", b"").filename = "../invoice.pdf"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -369,12 +372,6 @@ def test_a_time_that_its_zone_skips_is_reported_with_the_time_that_is_used(
     expected = f"send_at: {local} does not exist in {zone}; {taken} is used instead."
     assert [str(each.message) for each in caught] == ([expected] if taken else [])
     assert f"{made.send_at.astimezone(ZoneInfo(zone)):%H:%M}" == (taken or local[-5:])
-
-
-def test_a_time_in_the_past_is_no_mistake_of_the_email_because_a_call_may_be_repeated() -> None:
-    past = NOW - timedelta(days=3)
-
-    assert an_email(send_at=past, expires_at=past + timedelta(hours=1)).send_at == past
 
 
 @pytest.mark.parametrize(

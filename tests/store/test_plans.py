@@ -246,28 +246,6 @@ async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(da
     await assert_reads_few_rows(database_url, look(), session.close)
 
 
-async def test_a_search_since_the_last_complete_one_reads_no_marks_that_were_cleared_before(database_url: str) -> None:
-    with psycopg.connect(database_url) as report:
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            enqueue(Books(connection), EMAILS)
-            connection.execute("update email_log set publish_due_at = now() - interval '1 minute'")
-            connection.execute("vacuum email_log")  # removes the marks of the enqueue, which are newer
-            report.execute("set transaction isolation level repeatable read")
-            report.execute("select 1")  # keeps the versions with these marks
-            connection.execute("update email_log set publish_due_at = null")
-
-        with psycopg.connect(database_url, autocommit=True) as counter:
-            for since_seconds, reads_few in ((1.0, True), (None, False)):
-                # A session reports its counters only when it ends, or later.
-                wait_until(lambda: len(Books(counter).other_sessions()) == 1)
-                counter.execute("select pg_stat_reset()")
-                async with await connect_async(database_url, name="planned", keeps_plans=True) as session:
-                    assert await Outbox(session).find_publish_due(BATCH, since_seconds) == []
-
-                wait_until(lambda: not Books(counter).sessions("planned"))
-                assert (max(rows_read(counter).values(), default=0) < EMAILS) is reads_few
-
-
 async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_of_a_large_one(
     database_url: str,
 ) -> None:
