@@ -238,9 +238,6 @@ async def test_a_worker_that_dies_after_a_partial_delivery_leaves_the_delivered_
 @pytest.mark.parametrize(
     ("hosts", "row", "is_recovered", "status"),
     [
-        ("0", {}, False, "failed"),
-        ("3600", {}, False, "waiting"),
-        ("3600", {"redeliver_seconds": 0}, False, "failed"),
         ("0", {"redeliver_seconds": 3600}, False, "waiting"),
         ("3600", {"max_attempts": 5}, False, "pending"),
         ("0", {}, True, "failed"),

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from dispatcher.domain.email_id import lowest_id_at, time_of
+from dispatcher.domain.email_id import lowest_id_at
 from tests.store.books import Books
 from tests.waiting import wait_until
 
@@ -50,15 +50,6 @@ def place(connection: psycopg.Connection, table: str, email_id: UUID) -> str:
 def books(connection: psycopg.Connection) -> Books:
     """A separate database, because the test creates partitions."""
     return Books(connection)
-
-
-def test_a_new_email_is_stored_in_the_partition_of_its_week(books: Books) -> None:
-    email_id = books.enqueue_one()
-
-    made_at = time_of(email_id)
-    monday = made_at.date() - timedelta(days=made_at.weekday())
-    assert place(books.connection, "email_log", email_id) == f"email_log_p{monday:%Y%m%d}"
-    assert place(books.connection, "email_content", email_id) == f"email_content_p{monday:%Y%m%d}"
 
 
 def test_a_partition_created_later_takes_its_rows_from_the_default_partition(connection: psycopg.Connection) -> None:
