@@ -24,8 +24,12 @@ def sessions(tables_url: str, books: Books) -> Iterator[Sessions]:
 
 @pytest.mark.parametrize(("runs", "steps"), [(50, 10), pytest.param(500, 30, marks=pytest.mark.slow)])
 def test_the_statements_change_every_row_as_the_protocol_says(sessions: Sessions, runs: int, steps: int) -> None:
+    class Driven(Machine):
+        def __init__(self) -> None:
+            super().__init__(sessions)
+
     run_state_machine_as_test(
-        lambda: Machine(sessions),
+        Driven,
         settings=settings(
             max_examples=runs,
             stateful_step_count=steps,

@@ -9,26 +9,16 @@ from typing import cast
 import psycopg
 import pytest
 
-from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.instants import AHEAD_SECONDS, EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
-from tests.store.books import Books, email
+from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
-
-
-async def test_an_enqueued_email_is_due_with_all_data_for_its_message(outbox: Outbox, books: Books) -> None:
-    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    answer = enqueue(books.connection, email("order-17", correlation_id="request-1"), traceparent=traceparent)
-
-    (due,) = await outbox.find_publish_due(10)
-    assert (due.email_id, due.message_key) == (answer.email_id, "order-17")
-    assert (due.correlation_id, due.traceparent) == ("request-1", traceparent)
 
 
 async def test_the_longest_due_emails_come_first_up_to_the_limit(outbox: Outbox, books: Books) -> None:

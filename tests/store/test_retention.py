@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +15,6 @@ from psycopg import sql
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy
 from dispatcher.store.connections import TimedSession, connect_async
-from dispatcher.store.queries import query
 from dispatcher.store.retention import FailedStep, PrunedStep, Pruner, Retention, count_expiring
 from tests.store.books import Books
 from tests.waiting import until
@@ -326,14 +324,3 @@ async def test_an_old_replay_is_deleted_and_its_audit_record_only_if_configured(
     assert [row["action"] for row in books.select("select action from operator_audit")] == ["stop"]
     with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
         books.connection.execute("delete from operator_audit")
-
-
-async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str) -> None:
-    """If the time in the condition were volatile, PostgreSQL could use no index, and would compare the time with each
-    of a million rows."""
-    async with await connect_async(database_url, name="test") as session:
-        for name in ("delete_content", "delete_keys"):
-            cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
-            plan = "\n".join(row[0] for row in await cursor.fetchall())
-
-            assert re.search(r"Index Cond: \(\(?(email_id|created_at) [<>] ", plan), name
