@@ -8,7 +8,6 @@ import pickle
 import re
 import warnings
 from datetime import UTC, datetime, timedelta, timezone
-from enum import StrEnum
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -21,7 +20,6 @@ from dispatcher.domain.headers import header_value_fault
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, endings_of
 from dispatcher.domain.sms import Sms
-from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
@@ -62,11 +60,6 @@ def test_an_empty_body_counts_as_absent() -> None:
     assert refusal(text=None)[0] == "text"
 
 
-def test_the_policy_may_be_given_by_its_name() -> None:
-    assert an_email(on_uncertain="resend").on_uncertain is OnUncertain.RESEND
-    assert refusal(on_uncertain="retry") == ("on_uncertain", "must be one of: hold, resend")
-
-
 def test_an_email_is_immutable_and_can_be_compared_hashed_and_replaced() -> None:
     email = an_email(headers={"X-Order": "17"})
 
@@ -88,16 +81,6 @@ def test_changing_the_arguments_later_does_not_change_the_email() -> None:
     attachments.clear()
 
     assert email == an_email(headers={"X-Order": "17"}, attachments=[PDF])
-
-
-def test_a_subclass_of_str_is_kept_as_a_plain_str() -> None:
-    class Key(StrEnum):
-        RECEIPT = "receipt"
-
-    email = an_email(message_key=Key.RECEIPT, headers={Key.RECEIPT: Key.RECEIPT})
-
-    assert type(email.message_key) is str
-    assert [(type(name), type(value)) for name, value in email.headers.items()] == [(str, str)]
 
 
 def test_the_repr_shows_nothing_private() -> None:
@@ -205,6 +188,15 @@ def test_an_invalid_attachment_cannot_be_made(field: str, wrong: Any) -> None:
         Attachment(**{**FILE, field: wrong})
 
     assert caught.value.field == field
+
+
+def test_an_attachment_is_frozen_so_that_applications_can_derive_from_it_and_change_no_checked_value() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Pdf(Attachment):
+        pages: int = 1
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pdf("invoice.pdf", "application/pdf", b"").filename = "../invoice.pdf"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -337,14 +329,9 @@ def test_an_application_can_derive_classes_with_other_constructors() -> None:
         def __init__(self, recipient: str) -> None:
             super().__init__(message_key=f"welcome {recipient}", sender="a@example.com", to=recipient, text="Welcome")
 
-    class Code(Sms):
-        def __init__(self, number: str, **options: Any) -> None:
-            super().__init__(message_key=f"code {number}", to=number, text="1234", **options)
-
-    welcome, code = Welcome("b@example.com"), Code("+4915112345678", sender="Shop")
+    welcome = Welcome("b@example.com")
 
     assert (welcome.to, welcome.text, welcome.message_key) == (("b@example.com",), "Welcome", "welcome b@example.com")
-    assert (code.to, code.text, code.sender) == (("+4915112345678",), "1234", "Shop")
 
 
 def test_times_are_kept_in_utc() -> None:
@@ -363,13 +350,9 @@ def test_times_are_kept_in_utc() -> None:
     [
         ("Europe/Berlin", "2026-03-29 02:30", 0, "03:30"),
         ("Europe/Berlin", "2026-03-29 02:30", 1, "01:30"),
-        ("America/New_York", "2026-03-08 02:00", 0, "03:00"),
         ("Australia/Lord_Howe", "2026-10-04 02:15", 0, "02:45"),
-        ("Europe/Berlin", "2026-03-29 01:59", 0, None),
         ("Europe/Berlin", "2026-03-29 03:00", 0, None),
-        ("Europe/Berlin", "2026-10-25 02:30", 0, None),  # occurs twice
-        ("Europe/Berlin", "2026-10-25 02:30", 1, None),
-        ("UTC", "2026-03-29 02:30", 0, None),
+        ("Europe/Berlin", "2026-10-25 02:30", 1, None),  # occurs twice
     ],
 )
 def test_a_time_that_its_zone_skips_is_reported_with_the_time_that_is_used(
@@ -384,19 +367,6 @@ def test_a_time_that_its_zone_skips_is_reported_with_the_time_that_is_used(
     expected = f"send_at: {local} does not exist in {zone}; {taken} is used instead."
     assert [str(each.message) for each in caught] == ([expected] if taken else [])
     assert f"{made.send_at.astimezone(ZoneInfo(zone)):%H:%M}" == (taken or local[-5:])
-
-
-def test_a_time_in_the_past_is_no_mistake_of_the_email_because_a_call_may_be_repeated() -> None:
-    past = NOW - timedelta(days=3)
-
-    assert an_email(send_at=past, expires_at=past + timedelta(hours=1)).send_at == past
-
-
-def test_a_template_replaces_subject_and_body() -> None:
-    email = an_email(**TEMPLATED)
-
-    assert (email.subject, email.text, email.html) == ("", None, None)
-    assert Email.from_json(email.to_json()) == email
 
 
 @pytest.mark.parametrize(

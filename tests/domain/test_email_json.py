@@ -8,7 +8,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,34 +27,6 @@ def refusal(document: object) -> tuple[str, str]:
     with pytest.raises(InvalidEmail) as caught:
         Email.from_json(document)
     return caught.value.field, caught.value.reason
-
-
-@pytest.mark.parametrize("words", [" ü😀漢字 \"\\/' {}[]\u00a0", "null"])
-def test_an_email_survives_conversion_to_json_and_back(words: str) -> None:
-    key = words.strip()
-    email = Email(
-        message_key=key,
-        sender="Shop <shop@example.com>",
-        to='"A, B" <a.b@example.org>',
-        cc=["Ann <ann@example.org>", "ü <ü@bücher.example>"],
-        subject=words,
-        text=f"{words}\r\n\t{words}",
-        html=words,
-        headers={"X-z": words, "X-a": words, "X-m": ""},
-        attachments=[
-            Attachment("abc .ü😀", "image/svg+xml", f"{words}\0".encode()),
-            Attachment("b", "text/plain", b""),
-        ],
-        tags=[key, "t"],
-        correlation_id=key,
-        erase_after_sending=True,
-    )
-
-    again = Email.from_json(orjson.loads(orjson.dumps(email.to_json())))
-
-    assert again == email == Email.from_json(json.loads(json.dumps(email.to_json())))
-    assert list(again.headers) == list(email.headers)
-    assert again.payload_hash() == email.payload_hash()
 
 
 FULL_DOCUMENT: dict[str, Any] = {
@@ -172,6 +143,7 @@ def test_a_refusal_names_the_field_by_its_json_name(field: str, wrong: object) -
     [
         *(1, "aGk", "aGk==", "aGk=\n", "a G k =", "aG-_", "=aGk", "aGk=aGk=", "äGk=", "\ud800", "aGk=" * 300_000),
         *("aGlp" * 300_000 + "aGk", "A" * (34 * 1024 * 1024)),
+        *("A" * (each - 2) + "==" + "A" * (1 << 20) for each in (8, 1 << 20, (1 << 20) + 8)),  # data after the padding
     ],
 )
 def test_content_that_is_not_base64_or_too_long_is_refused(content: object) -> None:
@@ -237,18 +209,6 @@ def test_an_attachment_is_decoded(content: bytes) -> None:
     file = FILE | {"content": base64.b64encode(content).decode()}
 
     assert Email.from_json(PLAIN | {"attachments": [file]}).attachments[0].content == content
-
-
-def test_base64_with_data_after_its_padding_is_refused() -> None:
-    for characters in (8, 1 << 20, (1 << 20) + 8):
-        content = "A" * (characters - 2) + "==" + "A" * (1 << 20)
-
-        field, reason = refusal(PLAIN | {"attachments": [FILE | {"content": content}]})
-
-        assert (field, reason) == (
-            "attachments[0].content",
-            "is not valid base64 (RFC 4648, with padding, without line breaks)",
-        )
 
 
 FULL: dict[str, Any] = {

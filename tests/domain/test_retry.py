@@ -39,28 +39,13 @@ def test_a_retry_waits_for_the_backoff_or_for_as_long_as_the_provider_asked(
     assert policy.wait_before(next_attempt, asked, always(chance)) == seconds
 
 
-@pytest.mark.parametrize(
-    ("environ", "least", "most"),
-    [
-        ({}, 300, 660),
-        ({"DISPATCHER_MAX_ATTEMPTS": "5"}, 45, 90),
-        ({"DISPATCHER_RETRY_BASE_SECONDS": "1"}, 63.5, 127),
-        ({"DISPATCHER_RETRY_CAP_SECONDS": "2"}, 7, 14),
-    ],
-    ids=["defaults", "fewer attempts", "sooner", "a cap below the default base"],
-)
-def test_at_the_defaults_an_email_is_tried_for_at_least_five_minutes(
-    environ: dict[str, str], least: float, most: float
-) -> None:
-    settings = load(environ)
+def test_at_the_defaults_an_email_is_tried_for_at_least_five_minutes() -> None:
+    settings = load({})
     policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
-    attempts = range(2, settings.max_attempts + 1)
 
-    shortest, longest = (
-        sum(policy.wait_before(each, None, always(chance)) or 0.0 for each in attempts) for chance in (0, 1)
-    )
+    waits = [policy.wait_before(each, None, always(0.0)) or 0.0 for each in range(2, settings.max_attempts + 1)]
 
-    assert least <= shortest <= longest <= most
+    assert sum(waits) >= 300
 
 
 @pytest.mark.parametrize(("failovers", "waits"), [(1, [1 + 2 + 4, 8 + 16]), (2, [1 + 2 + 4 + 8 + 16]), (5, [])])

@@ -234,9 +234,3 @@ def test_our_list_of_refused_recipients_stays_even_if_a_name_matches_it() -> Non
     cleaned = without_echo(Accepted(None, detail), email)
 
     assert cleaned == Accepted(None, "refused recipients: 2 (550 5.1.1); 250 ok, but <private> is gone")
-
-
-def test_an_email_with_a_template_has_no_bodies_to_compare() -> None:
-    email = replace(EMAIL, text=None, html=None, template_id="d-1")
-
-    assert words_without_echo("no such user", email) == "no such user"

@@ -173,15 +173,6 @@ def test_the_country_is_that_of_the_number_and_not_of_the_calling_code(number: s
     assert SmsRules(countries=None).fault(number, "t") is None
 
 
-def test_a_refused_country_is_named_with_the_setting_and_the_remedy() -> None:
-    fault = SmsRules(countries=frozenset({"US"})).fault("+18765551234", "t")
-
-    assert str(fault) == (
-        "to: is a number of JM, which DISPATCHER_SMS_COUNTRIES (default: the default senders' countries) does not "
-        "allow; add JM on all hosts"
-    )
-
-
 @pytest.mark.parametrize("to", ["", "0151", "ann@example.org", "+0", "+49 151 12345678x12"])
 def test_a_row_with_a_text_that_is_no_number_is_refused(to: str) -> None:
     fault = SmsRules().fault(to, "t")

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -22,7 +20,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_reader import LivingLedger, living_ledger
-from dispatcher.recovery.frozen_worker import POLL_SECONDS, FrozenWorkers
+from dispatcher.recovery.frozen_worker import FrozenWorkers
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
@@ -74,25 +72,6 @@ async def frozen(host: Host) -> AsyncIterator[Frozen]:
     ledger.set_database(DATABASE_ID)
     async with make_pool(host.url, name=RELAY, size=1) as pool:
         yield Frozen(host, ledger, pool)
-
-
-async def test_a_search_is_not_put_off_because_the_relay_looks_some_milliseconds_before_it_is_due(
-    monkeypatch: pytest.MonkeyPatch, frozen: Frozen
-) -> None:
-    searched_at: list[float] = []
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    relay = FrozenWorkers(settings(), frozen.pool, lambda *_: None)
-
-    async def settle(_: object) -> None:
-        searched_at.append(now)
-
-    monkeypatch.setattr(relay, "settle", settle)
-    for second in range(20):
-        now = 1000.0 + second + 0.01 * (second % 3 == 0)
-        await relay.settle_when_due([frozen.living])
-
-    assert max(after - before for before, after in pairwise(searched_at)) < POLL_SECONDS + 0.1
 
 
 LAST = {"attempt_count": 2}

@@ -9,7 +9,6 @@ end in the table. These ends are in the past and differ only by microseconds.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import psycopg
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
@@ -41,7 +39,7 @@ from dispatcher.store.events import EventRow, store_events
 from dispatcher.store.failures import find_dead_lettered, republish_dead_letters
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.queries import ids_within, query
+from dispatcher.store.queries import ids_within
 from dispatcher.store.replays import create_replay, get_replay, replay_next
 from dispatcher.store.settlement import (
     FoundLease,
@@ -125,47 +123,15 @@ class Loss:
     is_expired_again: bool
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A named statement with one passage replaced."""
-
-    name: str
-    passage: str
-    replacement: str = ""
-
-    @property
-    def texts(self) -> tuple[bytes, bytes]:
-        """The text of the original statement, and of the mutant."""
-        text = query(self.name).decode()
-        passage = re.sub(r"^[ ]+", "", self.passage, flags=re.MULTILINE)  # `query` removes the indents
-        assert text.count(passage) == 1, f"{self.name} has {text.count(passage)} times: {passage}"
-        return text.encode(), text.replace(passage, self.replacement).encode()
-
-
-def connection_class(mutant: Mutant | None) -> type[AsyncSession]:
-    """A connection class that executes the mutant instead of the original statement. Without a mutant, the class
-    changes no statement."""
-    original, altered = mutant.texts if mutant else (b"", b"")
-
-    class Altered(psycopg.AsyncConnection[TupleRow]):
-        async def execute(self, query: Any, *arguments: Any, **options: Any) -> psycopg.AsyncCursor[TupleRow]:
-            return await super().execute(altered if query == original else query, *arguments, **options)
-
-    return Altered
-
-
 class Sessions:
     """The sessions that all runs share. Commits do not wait for the disk, because no process dies in these tests."""
 
-    def __init__(self, url: str, books: Books, mutant: Mutant | None = None) -> None:
-        connections = connection_class(mutant)
+    def __init__(self, url: str, books: Books) -> None:
         self.loop = asyncio.new_event_loop()
         self.books = books
-        self.pool: Pool = AsyncConnectionPool(
-            url, connection_class=connections, kwargs={"autocommit": True}, min_size=1, open=False
-        )
+        self.pool: Pool = AsyncConnectionPool(url, kwargs={"autocommit": True}, min_size=1, open=False)
         self.run(self.pool.open())
-        self.relay: AsyncSession = self.run(connections.connect(url, autocommit=True))
+        self.relay: AsyncSession = self.run(psycopg.AsyncConnection.connect(url, autocommit=True))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)

@@ -38,7 +38,6 @@ from dispatcher.store.connections import (
 )
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import draft
-from dispatcher.store.leases import LeaseStore
 from dispatcher.store.statements import fetch
 from tests.broker.proxy import Proxy
 from tests.store.books import Books, email
@@ -153,22 +152,6 @@ async def test_only_one_block_fails_after_all_sessions_were_terminated(tables_ur
         for _ in range(4):
             async with session(pool) as opened:
                 assert await fetch(opened, "list_migrations")
-
-
-async def test_a_lock_timeout_is_store_unavailable(
-    store: LeaseStore, books: Books, tables_url: str, pool: Pool
-) -> None:
-    (email_id,) = books.enqueue(1)
-    async with session(pool) as first, session(pool) as second:
-        for each in (first, second):
-            await each.execute("set lock_timeout = '50ms'")
-
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(email_id)
-        with pytest.raises(StoreUnavailable, match="lock timeout"):
-            await store.lease(books.keys([email_id]), 60)
-
-    assert books.status(email_id) == "pending"
 
 
 async def test_a_task_cancelled_while_it_gets_a_session_from_the_pool_ends(tables_url: str) -> None:
@@ -375,11 +358,6 @@ def test_a_nul_is_refused_and_neither_truncates_the_text_nor_shows_it(
         connection.execute("select %s", [value])
 
     assert "ann" not in str(raised.value)
-
-
-def test_psycopg_dumps_a_list_of_mixed_types(connection: psycopg.Connection[Any]) -> None:
-    with pytest.raises(psycopg.DataError, match="mixed"):
-        round_trip(connection, ["a", 1], "text[]")
 
 
 TEMPLATE = {"template_id": "t-1", "text": None, "subject": ""}

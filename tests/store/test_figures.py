@@ -16,9 +16,8 @@ import pytest
 
 from dispatcher.cli.checks import CheckState, old_transaction_finding
 from dispatcher.domain.status import Status
-from dispatcher.store import samples
 from dispatcher.store.connections import AsyncSession, connect_async, connected
-from dispatcher.store.figures import MonitorCounts, count_emails, count_for_monitor, measure_latency, sum_attempts
+from dispatcher.store.figures import count_emails, count_for_monitor, measure_latency, sum_attempts
 from dispatcher.store.old_transactions import OldTransaction, find_oldest_transaction
 from dispatcher.store.queries import query
 from dispatcher.store.samples import QueueDepth, list_samples, save_sample
@@ -65,13 +64,20 @@ async def test_attempts_are_added_up_over_the_hours_without_reading_old_hours(
     assert last["rejected"] == 2
 
 
-async def test_a_minute_has_one_sample_and_the_newest_replaces_it(session: AsyncSession, books: Books) -> None:
+async def test_a_minute_has_one_sample_which_the_newest_replaces_for_three_days(
+    session: AsyncSession, books: Books
+) -> None:
     await sample(session)
     books.connection.execute("update minute_sample set minute = date_trunc('minute', now())")
+    books.connection.execute(
+        "insert into minute_sample select minute - interval '73 hours', taken_at, emails, oldest_pending_seconds,"
+        " longest_due_seconds, queues, attempts, counted_since, counted from minute_sample"
+    )
     books.enqueue(2)
     await sample(session)
     (found,) = await list_samples(session, 60)
 
+    assert books.count("minute_sample") == 1
     assert found.emails["pending"] == 2
     assert found.queues == QUEUES
     assert 0 <= found.age_seconds < 60
@@ -87,38 +93,16 @@ async def test_only_the_first_of_several_monitors_writes_a_sample(
     assert books.count("minute_sample") == 1
 
 
-async def test_a_cancelled_email_is_counted_once_a_minute_later(
-    session: AsyncSession, books: Books, tables_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with await connect_async(tables_url, name="monitor 2") as other:
-        await sample(session)
-        books.connection.execute("update minute_sample set taken_at = now() - interval '1 minute'")
-        books.connection.execute(
-            "insert into operator_audit (acted_at, actor, action) select now() - age, actor, action"
-            " from (values (interval '130 s', 'ann', 'cancel'), ('90 s', 'ann', 'cancel'), ('30 s', 'ann', 'cancel'),"
-            " ('90 s', 'expiry', 'cancel'), ('90 s', 'ann', 'reschedule')) as acts (age, actor, action)"
-        )
-        counted = []
-
-        async def count_for_long(by: AsyncSession) -> MonitorCounts:
-            if by is other:
-                counted.append(await sample(session))
-            return await count_for_monitor(by)
-
-        monkeypatch.setattr(samples, "count_for_monitor", count_for_long)
-
-        assert (await sample(other), counted) == (0, [1])
-
-
-async def test_samples_are_kept_for_three_days(session: AsyncSession, books: Books) -> None:
+async def test_a_cancelled_email_is_counted_once_a_minute_later(session: AsyncSession, books: Books) -> None:
     await sample(session)
+    books.connection.execute("update minute_sample set taken_at = now() - interval '1 minute'")
     books.connection.execute(
-        "insert into minute_sample select minute - interval '73 hours', taken_at, emails, oldest_pending_seconds,"
-        " longest_due_seconds, queues, attempts, counted_since, counted from minute_sample"
+        "insert into operator_audit (acted_at, actor, action) select now() - age, actor, action"
+        " from (values (interval '130 s', 'ann', 'cancel'), ('90 s', 'ann', 'cancel'), ('30 s', 'ann', 'cancel'),"
+        " ('90 s', 'expiry', 'cancel'), ('90 s', 'ann', 'reschedule')) as acts (age, actor, action)"
     )
-    assert await sample(session) is not None
 
-    assert books.count("minute_sample") == 1
+    assert [await sample(session), await sample(session)] == [1, 0]
 
 
 @pytest.mark.parametrize(("unit", "step"), [("hour", HOUR), ("day", 24 * HOUR)])
@@ -227,39 +211,18 @@ def test_the_oldest_open_transaction_of_this_database_is_found(database_url: str
 
 
 @pytest.mark.parametrize(
-    ("old", "words", "remedy"),
+    ("kind", "name", "remedy"),
     [
-        (
-            OldTransaction("session", "4711", "app", "psql", SINCE, 12_000),
-            "user app, application psql, open since 2026-01-02 03:04:05 UTC, 12,000 transactions since",
-            "select pg_terminate_backend(4711)",
-        ),
-        (
-            OldTransaction("session", "4711", "other", "psql", None, 300_000),
-            "the session 4711 (user other, application psql, 300,000 transactions since)",
-            "select pg_terminate_backend(4711)",
-        ),
-        (
-            OldTransaction("prepared transaction", "7'; drop table t; --", "app", None, SINCE, 5),
-            "transaction 7'; drop table t; -- (user app, open since 2026-01-02 03:04:05 UTC, 5 transactions since)",
-            "rollback prepared '7''; drop table t; --'",
-        ),
-        (
-            OldTransaction("replication slot", "standby_2", None, None, None, 300_000),
-            "the replication slot standby_2 (300,000 transactions since)",
-            "select pg_drop_replication_slot('standby_2')",
-        ),
-        (
-            OldTransaction("standby", "standby_2", "repl", None, None, 300_000),
-            "the standby standby_2 (user repl, 300,000 transactions since)",
-            "hot_standby_feedback",
-        ),
+        ("session", "4711", "select pg_terminate_backend(4711)"),
+        ("prepared transaction", "7'; drop table t; --", "rollback prepared '7''; drop table t; --'"),
+        ("replication slot", "standby_2", "select pg_drop_replication_slot('standby_2')"),
+        ("standby", "standby_2", "hot_standby_feedback"),
     ],
 )
-def test_each_kind_is_named_with_what_to_do(old: OldTransaction, words: str, remedy: str) -> None:
-    finding = old_transaction_finding(old)
+def test_each_kind_is_named_with_what_to_do(kind: str, name: str, remedy: str) -> None:
+    finding = old_transaction_finding(OldTransaction(kind, name, "app", None, SINCE, 12_000))
 
     assert old_transaction_finding(None).state is CheckState.OK
     assert finding.state is CheckState.WARNING
-    assert words in finding.detail
+    assert f"{kind} {name} (user app, open since 2026-01-02 03:04:05 UTC, 12,000 transactions" in finding.detail
     assert remedy in (finding.remedy or "")

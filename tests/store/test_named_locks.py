@@ -7,17 +7,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 from dispatcher.errors import StoreUnavailable
-from dispatcher.events import webhook_delivery
-from dispatcher.monitor.upkeep import Partitions, RecipientSummaries
-from dispatcher.relay import leadership
-from dispatcher.store import named_locks, retention
 from dispatcher.store.alerts import list_shared_host_names
 from dispatcher.store.connections import AsyncSession, connect_async, connected
 from dispatcher.store.emails import find_facts
@@ -26,24 +21,10 @@ from dispatcher.store.grants import roles_of
 from dispatcher.store.migrations import migrate
 from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release_named_lock
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.queries import query
 from dispatcher.store.settlement import terminate_sessions
 from tests.store.books import Books, UrlOf
 from tests.waiting import until, until_answer
 
-NAMES = (
-    leadership.LEADER,
-    leadership.READY,
-    named_locks.RELAY_BLOCKED,
-    webhook_delivery.LOCK_NAME,
-    Partitions.lock_name,
-    RecipientSummaries.lock_name,
-    retention.LOCK_NAME,
-    retention.CODES_LOCK_NAME,
-    "alerts email.dispatcher.dlq",
-    "polling twilio",
-    "replay 17",
-)
 DLQ = "dlq email.dispatcher.dlq"
 OLD_LOCK = "pg_advisory_lock(hashtext('email_dispatcher_' || %s))"
 """How the release before took a named lock."""
@@ -87,11 +68,10 @@ async def other(tables_url: str) -> AsyncIterator[AsyncSession]:
 
 
 @contextmanager
-def old_release(url: str, *names: str, lock: str = OLD_LOCK) -> Iterator[None]:
-    """A session with named locks of the release before. So a stranger's session takes them, too."""
+def old_release(url: str, name: str, *, lock: str = OLD_LOCK) -> Iterator[None]:
+    """A session with a named lock of the release before. So a stranger's session takes it, too."""
     with psycopg.connect(url, autocommit=True) as opened:
-        for name in names:
-            opened.execute(f"select {lock}".encode(), [name])
+        opened.execute(f"select {lock}".encode(), [name])
         yield
 
 
@@ -176,41 +156,13 @@ async def test_a_row_does_not_count_if_its_pid_now_belongs_to_another_session(
 async def test_a_stranger_cannot_keep_a_named_lock_from_us(
     session: AsyncSession, other: AsyncSession, url_of: UrlOf
 ) -> None:
-    with old_release(url_of("stranger"), *NAMES):
-        for name in NAMES:
-            assert not await is_held_by_another(session, name), name
-            assert await acquire(session, name), name
-            assert not await acquire(other, name), name
-            await release_named_lock(session, name)
-            async with named_lock(other, name) as is_ours:
-                assert is_ours, name
-
-
-@pytest.mark.parametrize("kind", ["producer", "reader", "stranger"])
-async def test_only_the_dispatchers_roles_can_write_a_named_lock(url_of: UrlOf, kind: str) -> None:
-    with psycopg.connect(url_of(kind), autocommit=True) as connection:
-        for statement, parameters in (
-            ("take_named_locks", {"names": ["relay"]}),
-            ("release_named_lock", {"name": "relay"}),
-        ):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute(query(statement), parameters)
-        for statement in (
-            "lock table dispatcher.named_lock in share mode",
-            "select from dispatcher.named_lock for update",
-        ):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
-                connection.execute(statement.encode())
-
-
-async def test_a_process_of_the_release_before_keeps_its_lock(session: AsyncSession, url_of: UrlOf) -> None:
-    with old_release(url_of("dispatcher"), *NAMES):
-        for name in NAMES:
-            assert not await acquire(session, name), name
-            assert await is_held_by_another(session, name), name
-
-    for name in NAMES:
-        await until_answer(partial(acquire, session, name))
+    with old_release(url_of("stranger"), "relay"):
+        assert not await is_held_by_another(session, "relay")
+        assert await acquire(session, "relay")
+        assert not await acquire(other, "relay")
+        await release_named_lock(session, "relay")
+        async with named_lock(other, "relay") as is_ours:
+            assert is_ours
 
 
 async def test_of_the_roles_that_read_the_dlq_one_session_reads_at_a_time(

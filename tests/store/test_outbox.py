@@ -9,26 +9,16 @@ from typing import cast
 import psycopg
 import pytest
 
-from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.instants import AHEAD_SECONDS, EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
-from tests.store.books import Books, email
+from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
-
-
-async def test_an_enqueued_email_is_due_with_all_data_for_its_message(outbox: Outbox, books: Books) -> None:
-    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    answer = enqueue(books.connection, email("order-17", correlation_id="request-1"), traceparent=traceparent)
-
-    (due,) = await outbox.find_publish_due(10)
-    assert (due.email_id, due.message_key) == (answer.email_id, "order-17")
-    assert (due.correlation_id, due.traceparent) == ("request-1", traceparent)
 
 
 async def test_the_longest_due_emails_come_first_up_to_the_limit(outbox: Outbox, books: Books) -> None:
@@ -105,35 +95,6 @@ async def test_only_published_emails_that_have_not_changed_since_are_marked_up_t
     assert all(row["published_at"] for row in books.rows() if row["email_id"] in published)
 
 
-async def test_an_enqueue_that_commits_after_the_search_stays_due(
-    outbox: Outbox, books: Books, tables_url: str
-) -> None:
-    early = books.enqueue_one()
-    with psycopg.connect(tables_url) as application:
-        late = Books(application).enqueue_one()
-        due = await outbox.find_publish_due(10)
-    await outbox.mark_published({row.email_id: row.due_at for row in due})
-
-    assert [row.email_id for row in due] == [early]
-    assert [row.email_id for row in await outbox.find_publish_due(10)] == [late]
-
-
-async def test_a_dead_letter_contains_all_that_a_replay_needs(outbox: Outbox, store: LeaseStore, books: Books) -> None:
-    email_id = books.enqueue_one(correlation_id="request-1", tenant_id="tenant-1")
-    (lease,) = await store.lease(books.keys([email_id]), 60)
-    await store.record([result(lease, Status.FAILED, error_type="refused", error="550 no")])
-
-    (due,) = await outbox.find_dead_letter_due(10)
-
-    row = books.row(email_id)
-    assert (due.email_id, due.tenant_id, due.message_key) == (email_id, "tenant-1", row["message_key"])
-    assert (due.status, due.error_type, due.error, due.provider) == (Status.FAILED, "refused", "550 no", "smtp")
-    assert (due.attempts, due.correlation_id) == (1, "request-1")
-    assert (due.created_at, due.failed_at) == (row["created_at"], row["dead_letter_due_at"])
-    await outbox.mark_dead_lettered({due.email_id: due.failed_at})
-    assert await outbox.find_dead_letter_due(10) == []
-
-
 @pytest.mark.parametrize(
     ("own", "default", "status"),
     [(None, HOLD, "held"), (None, RESEND, "pending"), (HOLD, RESEND, "held"), (RESEND, HOLD, "pending")],
@@ -191,20 +152,6 @@ async def test_a_lease_that_is_being_recorded_is_left_alone(
         rescued = await outbox.recover_expired(HOLD, 5, await outbox.find_expiring())
 
     assert [email.email_id for email in rescued] == email_ids[1:]
-
-
-async def test_a_commit_wakes_the_listener_and_a_rollback_does_not(
-    outbox: Outbox, books: Books, tables_url: str
-) -> None:
-    await outbox.listen()
-    with psycopg.connect(tables_url) as application:
-        Books(application).enqueue_one()
-        application.rollback()
-    assert not await outbox.wait(0.05)
-
-    books.enqueue_one()
-
-    assert await outbox.wait(10)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from dispatcher.domain.email_id import lowest_id_at, time_of
+from dispatcher.domain.email_id import lowest_id_at
 from tests.store.books import Books
 from tests.waiting import wait_until
 
@@ -50,15 +50,6 @@ def place(connection: psycopg.Connection, table: str, email_id: UUID) -> str:
 def books(connection: psycopg.Connection) -> Books:
     """A separate database, because the test creates partitions."""
     return Books(connection)
-
-
-def test_a_new_email_is_stored_in_the_partition_of_its_week(books: Books) -> None:
-    email_id = books.enqueue_one()
-
-    made_at = time_of(email_id)
-    monday = made_at.date() - timedelta(days=made_at.weekday())
-    assert place(books.connection, "email_log", email_id) == f"email_log_p{monday:%Y%m%d}"
-    assert place(books.connection, "email_content", email_id) == f"email_content_p{monday:%Y%m%d}"
 
 
 def test_a_partition_created_later_takes_its_rows_from_the_default_partition(connection: psycopg.Connection) -> None:
@@ -104,31 +95,6 @@ def test_creating_a_partition_waits_for_an_open_enqueue_and_moves_its_row(databa
         making.result(20)
 
     assert place(books.connection, "email_log", email_id) == f"email_log_{FAR_WEEK}"
-
-
-def options(connection: psycopg.Connection, select: str) -> set[tuple[str, ...]]:
-    """A name and its sorted storage options, for each row of a query."""
-    rows = connection.execute(f"select distinct {select}".encode()).fetchall()
-    return {(name, *sorted(found)) for name, found in rows}
-
-
-def test_tables_and_indexes_that_workers_write_are_tuned_in_every_partition(connection: psycopg.Connection) -> None:
-    make(connection, FAR)
-    partitions = "'email_log', reloptions from pg_class where relname like 'email_log%' and relkind = 'r'"
-    keys = "relname, reloptions from pg_class where oid = 'email_idempotency'::regclass"
-    indexes = (
-        "inhparent::regclass::text, reloptions from pg_inherits join pg_class on oid = inhrelid "
-        "where inhparent in ('email_log_pkey'::regclass, 'email_log_unfinished'::regclass)"
-    )
-
-    scale = "autovacuum_vacuum_scale_factor=0.02"
-    costs = "autovacuum_vacuum_cost_delay=1", "autovacuum_vacuum_insert_scale_factor=0.1", scale
-    assert options(connection, partitions) == {("email_log", *costs, "fillfactor=70")}
-    assert options(connection, keys) == {("email_idempotency", scale, "fillfactor=80")}
-    assert options(connection, indexes) == {
-        ("email_log_pkey", "fillfactor=40"),
-        ("email_log_unfinished", "deduplicate_items=off"),
-    }
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -23,28 +23,13 @@ from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.store.address_hashes import AddressHasher
-from dispatcher.store.connections import AsyncSession, connect_async, make_pool
+from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.events import EventRow, settle_proven, store_events
-from dispatcher.store.figures import (
-    COUNTED,
-    READ_FOR_LATENCY,
-    count_for_overview,
-    count_paused,
-    find_alert_check,
-    find_oldest_pending,
-    list_host_reports,
-    list_workers,
-    measure_latency,
-    one_snapshot,
-    sum_attempts,
-)
 from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import DomainWait, Lease, LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
 from dispatcher.store.polling import find_held_message, find_polled
-from dispatcher.store.providers import list_rates
 from dispatcher.store.queries import all_queries
-from dispatcher.store.samples import list_samples
 from dispatcher.store.settlement import FoundLease
 from tests.store.books import Books
 from tests.store.results import result
@@ -261,28 +246,6 @@ async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(da
     await assert_reads_few_rows(database_url, look(), session.close)
 
 
-async def test_a_search_since_the_last_complete_one_reads_no_marks_that_were_cleared_before(database_url: str) -> None:
-    with psycopg.connect(database_url) as report:
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            enqueue(Books(connection), EMAILS)
-            connection.execute("update email_log set publish_due_at = now() - interval '1 minute'")
-            connection.execute("vacuum email_log")  # removes the marks of the enqueue, which are newer
-            report.execute("set transaction isolation level repeatable read")
-            report.execute("select 1")  # keeps the versions with these marks
-            connection.execute("update email_log set publish_due_at = null")
-
-        with psycopg.connect(database_url, autocommit=True) as counter:
-            for since_seconds, reads_few in ((1.0, True), (None, False)):
-                # A session reports its counters only when it ends, or later.
-                wait_until(lambda: len(Books(counter).other_sessions()) == 1)
-                counter.execute("select pg_stat_reset()")
-                async with await connect_async(database_url, name="planned", keeps_plans=True) as session:
-                    assert await Outbox(session).find_publish_due(BATCH, since_seconds) == []
-
-                wait_until(lambda: not Books(counter).sessions("planned"))
-                assert (max(rows_read(counter).values(), default=0) < EMAILS) is reads_few
-
-
 async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_of_a_large_one(
     database_url: str,
 ) -> None:
@@ -304,77 +267,6 @@ async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_
         await look()
 
     await assert_reads_few_rows(database_url, look(), session.close)
-
-
-async def rows_read_for_overview(session: AsyncSession) -> dict[str, int]:
-    """Executes every statement of the Overview in one transaction. Returns the rows that scans read, by statement."""
-    steps: list[Callable[[], Awaitable[object]]] = [
-        lambda: count_for_overview(session, tenant_id=None),
-        lambda: count_for_overview(session, tenant_id="acme"),
-        lambda: count_paused(session),
-        lambda: find_oldest_pending(session, limit=COUNTED),
-        lambda: measure_latency(session),
-        lambda: list_workers(session),
-        lambda: sum_attempts(session, "hour", 86_400.0),
-        lambda: list_samples(session, 60),
-        lambda: list_host_reports(session),
-        lambda: list_rates(session),
-        lambda: find_alert_check(session, queue="dlq"),
-    ]
-    names = [
-        *("counts", "counts of a tenant", "paused", "oldest", "latency"),
-        *("workers", "hours", "samples", "hosts", "rates", "check"),
-    ]
-
-    async def count() -> int:
-        cursor = await session.execute(
-            "select coalesce(sum(pg_stat_get_xact_tuples_returned(oid)), 0)::bigint from pg_class"
-            " where relnamespace = 'dispatcher'::regnamespace"
-        )
-        ((rows,),) = await cursor.fetchall()
-        return int(rows)
-
-    found = {}
-    async with one_snapshot(session):
-        for name, step in zip(names, steps, strict=True):
-            before = await count()
-            await step()
-            found[name] = await count() - before
-    return found
-
-
-@pytest.mark.parametrize(("prepare", "status"), [*zip(FOUND, ["sent", "suppressed", "failed"], strict=True)])
-async def test_the_overview_planned_for_small_tables_scans_no_large_ones(
-    database_url: str, prepare: Callable[[Books], None], status: str
-) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        books = Books(connection)
-        prepare(books)
-        async with await connect_async(database_url, name="planned") as session:
-            for _ in range(RUNS):
-                await rows_read_for_overview(session)
-
-            email_ids = enqueue(books, EMAILS)
-            error_type = "suppressed" if status == "suppressed" else None
-            connection.execute(
-                "update email_log set status = %s, error_type = %s, publish_due_at = null, sent_at = null",
-                [status if status == "sent" else "failed", error_type],
-            )
-            books.change(email_ids[0], status="held", error_type=None)
-            connection.execute(
-                "insert into email_hourly select date_trunc('hour', now() - n * interval '1 hour', 'UTC'), 'smtp',"
-                " 'accepted', 's', 1 from generate_series(30, %s) as n",
-                [30 + EMAILS],
-            )
-            connection.execute("vacuum email_log, email_hourly")
-
-            rows = await rows_read_for_overview(session)
-
-    # The latency is of the newest emails.
-    assert rows.pop("latency") <= READ_FOR_LATENCY + BATCH
-    if status == "failed":
-        del rows["counts"]  # of all tenants
-    assert {name: read for name, read in rows.items() if read > BATCH} == {}
 
 
 @pytest.mark.parametrize("weeks", [8, 25])

@@ -15,9 +15,7 @@ import pytest
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import OWN_SECRETS
 from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status
-from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.figures import count_emails
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.results import storable
@@ -217,28 +215,6 @@ async def test_a_second_acceptance_is_stored_but_not_counted(
     assert books.hourly() == {"accepted": 2}
 
 
-async def test_the_hourly_counts_equal_the_recorded_results(
-    store: LeaseStore, other_store: LeaseStore, books: Books
-) -> None:
-    wanted = [Status.SENT] * 5 + [Status.FAILED] * 4 + [Status.HELD] * 3 + [Status.SENDING] * 2
-    for number, each in enumerate((store, other_store)):
-        leases = await lease_some(each, books, len(wanted))
-        results = [result(lease, status) for lease, status in zip(leases, wanted, strict=True)]
-        await asyncio.gather(each.record(results[:7]), each.record(results[7:]))
-        lost = await lease_one(each, books)
-        books.change(lost.email_id, lease_token=99, status="held" if number else "failed")
-        await each.record([result(lost, Status.FAILED)])
-
-    statuses = books.statuses()
-    assert books.hourly() == {"accepted": 10, "rejected": 8, "uncertain": 6, "deferred": 4}
-    assert (statuses["sent"], statuses["failed"], statuses["held"], statuses["sending"]) == (10, 9, 7, 4)
-    assert count_emails.sync(books.connection) == {
-        **dict.fromkeys(Status, 0),
-        **{Status(name): n for name, n in statuses.items()},
-    }
-    assert {row["slot"] for row in books.select("select distinct slot from email_hourly")} == {"slot-1", "slot-2"}
-
-
 async def test_two_workers_record_at_once_without_waiting_for_each_other(
     store: LeaseStore, other_store: LeaseStore, books: Books, tables_url: str
 ) -> None:
@@ -288,27 +264,6 @@ async def test_a_batch_whose_answer_was_lost_is_recognised(
     # The attempt number is 1 again after a replay.
     assert not await store.is_recorded(result(recorded, Status.SENT))
     assert not await other_store.is_recorded(sent)
-
-
-async def test_an_interrupted_record_statement_wrote_all_or_nothing(
-    store: LeaseStore, books: Books, tables_url: str
-) -> None:
-    leases = await lease_some(store, books, 3)
-    results = [result(lease, Status.SENT) for lease in leases]
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(leases[2].email_id)
-        recording = asyncio.create_task(store.record(results))
-        await until(lambda: books.waiting_for_a_lock("worker-1"))
-        books.terminate("worker-1", waiting=True)
-        with pytest.raises(StoreUnavailable):
-            await recording
-
-    assert books.statuses() == {"sending": 3}
-    assert books.count("every_attempt") == 0
-
-    assert not await store.is_recorded(results[0])
-    assert len(await store.record(results)) == 3
-    assert books.hourly() == {"accepted": 3}
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -15,9 +13,8 @@ import pytest
 from psycopg import sql
 
 from dispatcher.domain.email_id import lowest_id_at
-from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy, StoreUnavailable
+from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy
 from dispatcher.store.connections import TimedSession, connect_async
-from dispatcher.store.queries import query
 from dispatcher.store.retention import FailedStep, PrunedStep, Pruner, Retention, count_expiring
 from tests.store.books import Books
 from tests.waiting import until
@@ -95,26 +92,24 @@ def discard(books: Books, email_id: UUID) -> None:
     books.connection.execute("update email_log set dead_letter_discarded_at = now() where email_id = %s", [email_id])
 
 
-async def test_a_week_of_finished_and_decided_emails_loses_its_content_only(books: Books, prune: Prune) -> None:
+async def test_a_week_of_finished_and_decided_emails_loses_its_content_then_its_emails_and_then_its_keys(
+    books: Books, prune: Prune
+) -> None:
     statuses = ("sent", "failed", "held", "cancelled")
     email_ids = [enqueue_long_ago(books, status, number=number) for number, status in enumerate(statuses)]
     for email_id in email_ids:
         discard(books, email_id)
-
-    steps = await prune(Retention(30, 0, 0))
-
-    assert dropped(steps) == [f"email_attachment_{OLD_WEEK}", f"email_content_{OLD_WEEK}"]
-    assert kept(books, *email_ids) == [NO_CONTENT] * 4
-
-
-async def test_emails_are_deleted_by_the_week_and_their_keys_later(books: Books, prune: Prune) -> None:
-    sent, cancelled = enqueue_long_ago(books, "sent"), enqueue_long_ago(books, "cancelled", number=1)
     recent = books.enqueue_one()
 
+    steps = await prune(Retention(30, 0, 0))
+    assert dropped(steps) == [f"email_attachment_{OLD_WEEK}", f"email_content_{OLD_WEEK}"]
+    assert kept(books, *email_ids, recent) == [NO_CONTENT] * 4 + [ALL]
+
     assert dropped(await prune(Retention(30, 60, 0)))[-1] == f"email_log_{OLD_WEEK}"
-    assert kept(books, sent, cancelled, recent) == [ONLY_KEY, ONLY_KEY, ALL]
-    assert await prune(Retention(30, 60, 90)) == [PrunedStep("key", 2)]
-    assert kept(books, sent, cancelled, recent) == ["", "", ALL]
+    assert kept(books, *email_ids, recent) == [ONLY_KEY] * 4 + [ALL]
+
+    assert await prune(Retention(30, 60, 90)) == [PrunedStep("key", 4)]
+    assert kept(books, *email_ids, recent) == [""] * 4 + [ALL]
 
 
 async def test_retention_counts_from_the_time_of_a_scheduled_email(books: Books, prune: Prune) -> None:
@@ -261,49 +256,6 @@ async def test_a_partition_that_cannot_be_dropped_delays_only_its_own_rows(books
     assert dropped(await prune(Retention(30, 60, 90, 90))) == [f"email_attachment_{OLD_WEEK}", f"email_log_{OLD_WEEK}"]
 
 
-async def test_a_partition_that_is_being_read_is_postponed_with_its_week(
-    books: Books, prune: Prune, database_url: str
-) -> None:
-    replay_long_ago(books)
-    email_id = enqueue_long_ago(books, "sent")
-    with psycopg.connect(database_url) as reader:
-        reader.execute("select from email_content")
-
-        steps = await prune(Retention(30, 60, 90, 90))
-
-    assert failed(steps) == {"email_attachment": StoreBusy}
-    assert [step for step in steps if isinstance(step, PrunedStep)] == REPLAY
-    assert kept(books, email_id) == [ALL]
-
-
-async def test_partitions_and_audit_records_are_left_to_the_owner_of_the_tables(
-    books: Books, database_url: str, stranger: str
-) -> None:
-    replay_long_ago(books)
-    email_id = enqueue_long_ago(books, "sent")
-    async with await connect_async(database_url, name="test") as session:
-        await session.execute(f"set role {stranger}".encode())
-        steps = [step async for step in Pruner(session, Retention(30, 60, 90, 90)).prune()]
-
-    weeks = ("email_attachment", "email_content", "email_attempt", "email_event", "email_recipient")
-    assert failed(steps) == dict.fromkeys((*weeks, "act"), StoreUnavailable)
-    assert PrunedStep("replay", 1) in steps
-    assert kept(books, email_id) == [ALL]
-
-
-@pytest.fixture
-def stranger(books: Books) -> Iterator[str]:
-    """A role that has all privileges on the tables, but does not own them and did not get the grants of `topology
-    grants`."""
-    name = f"stranger_{secrets.token_hex(4)}"
-    books.connection.execute(f"create role {name}".encode())
-    books.connection.execute(f"grant usage on schema dispatcher to {name}".encode())
-    books.connection.execute(f"grant all on all tables in schema dispatcher to {name}".encode())
-    yield name
-    books.connection.execute(f"drop owned by {name}".encode())
-    books.connection.execute(f"drop role {name}".encode())
-
-
 @pytest.mark.parametrize("status", ["sent", "cancelled"])
 async def test_unless_configured_only_content_with_erase_after_sending_is_deleted_once_it_is_sent_or_cancelled(
     books: Books, prune: Prune, status: str
@@ -372,14 +324,3 @@ async def test_an_old_replay_is_deleted_and_its_audit_record_only_if_configured(
     assert [row["action"] for row in books.select("select action from operator_audit")] == ["stop"]
     with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
         books.connection.execute("delete from operator_audit")
-
-
-async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str) -> None:
-    """If the time in the condition were volatile, PostgreSQL could use no index, and would compare the time with each
-    of a million rows."""
-    async with await connect_async(database_url, name="test") as session:
-        for name in ("delete_content", "delete_keys"):
-            cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
-            plan = "\n".join(row[0] for row in await cursor.fetchall())
-
-            assert re.search(r"Index Cond: \(\(?(email_id|created_at) [<>] ", plan), name

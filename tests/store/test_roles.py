@@ -119,17 +119,6 @@ BEFORE: Final = """
     grant select on lane_policy, lane_rule, relay_polls to {role};
 """
 """What the release before granted to a producer."""
-FIND_BEFORE: Final = """
-    select k.tenant_id, k.message_key, k.email_id, k.payload_hash
-    from unnest(%s::text[], %s::text[]) as t (tenant_id, message_key)
-    join dispatcher.email_idempotency as k using (tenant_id, message_key)
-"""
-CLAIM_BEFORE: Final = """
-    insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash)
-    values (%s, %s, %s, %s)
-    on conflict (tenant_id, message_key) do nothing
-    returning email_id
-"""
 
 
 def promised() -> dict[str, dict[str, str]]:
@@ -326,29 +315,6 @@ def test_the_key_of_a_pruned_email_stays_known(books: Books, age: str) -> None:
 
     assert (again.acceptance, again.email_id) == (Acceptance.KNOWN, before.email_id)
     assert books.count("email_log") == 0
-
-
-def test_applications_with_the_library_of_the_release_before_repeat_keys_until_their_right_is_revoked(
-    session: Session, books: Books
-) -> None:
-    session.execute(BEFORE.format(role=session.names["producer"]))
-    session.grant()
-    one, key = email(), (email().tenant_id, email().message_key)
-    claim = (*key, new_email_id(), one.payload_hash())
-    connection = session.become("producer")
-
-    by_new = enqueue(connection, one)
-    found = ([key[0]], [key[1]])
-    by_old = connection.execute(CLAIM_BEFORE, claim).fetchall(), connection.execute(FIND_BEFORE, found).fetchall()
-    session.reset()
-    session.grant(is_exact=True)
-    session.become("producer")
-
-    assert by_old == ([], [(*key, by_new.email_id, one.payload_hash())])
-    assert enqueue(connection, one).email_id == by_new.email_id
-    for statement, parameters in ((CLAIM_BEFORE, claim), (FIND_BEFORE, found)):
-        with pytest.raises(pg.InsufficientPrivilege):
-            connection.execute(statement, parameters)
 
 
 def test_exact_grants_leave_the_same_rights_whatever_was_granted_before(session: Session) -> None:

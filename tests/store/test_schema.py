@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit, urlunsplit
@@ -21,21 +19,13 @@ from dispatcher.dev.servers import Servers
 from dispatcher.errors import ConfigurationError, SchemaError
 from dispatcher.store import queries
 from dispatcher.store.connections import connected
-from dispatcher.store.indexes import without_indexes
-from dispatcher.store.migrations import WEEKS_AHEAD, all_migrations, migrate, tables_to_lock, verify_schema
+from dispatcher.store.migrations import WEEKS_AHEAD, all_migrations, migrate, verify_schema
 from dispatcher.store.queries import all_queries
 from tests.store.later_release import MIGRATIONS
 
 EMAIL = Email(message_key="key", sender="a@example.com", to="b@example.org", subject="Hello", text="It works.")
 UseSchema = Callable[[str], None]
 PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt", "email_event", "email_recipient")
-BLOCKING_LOCKS = """
-    select regexp_replace(c.relname, '(_p[0-9]+|_default)$', '')
-    from pg_locks as l join pg_class as c on c.oid = l.relation
-    where l.pid = pg_backend_pid() and c.relkind in ('r', 'p') and c.relnamespace = 'dispatcher'::regnamespace
-        and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-"""
-"""The tables that this transaction keeps others from writing; of a partition, its table."""
 ALL_TABLES = "select relname from pg_class where relkind in ('r', 'p') and relnamespace = 'dispatcher'::regnamespace"
 
 SCHEMA = """
@@ -211,13 +201,6 @@ def test_tables_in_another_schema_are_reported_with_the_setting_to_use(
         verify_schema(connection)
 
 
-def test_another_sessions_temporary_table_is_not_taken_for_the_dispatchers(empty_database_url: str) -> None:
-    with psycopg.connect(empty_database_url, autocommit=True) as other:
-        other.execute("create temporary table dispatcher_migration (checksum text)")
-        with connected(empty_database_url) as connection:
-            assert migrate(connection)[0] == "created schema dispatcher"
-
-
 def test_a_role_that_cannot_create_the_schema_gets_a_remedy(empty_database_url: str) -> None:
     name = f"poor_{secrets.token_hex(4)}"
     with psycopg.connect(empty_database_url, autocommit=True) as administration:
@@ -242,23 +225,6 @@ def test_a_role_that_cannot_create_the_schema_gets_a_remedy(empty_database_url: 
 def test_an_invalid_schema_name_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="DISPATCHER_DATABASE_SCHEMA must be"):
         load({"DISPATCHER_DATABASE_SCHEMA": text})
-
-
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"DISPATCHER_DATABASE_SCHEMA": WORD}, 'from "order".email_log'),
-        ({"DISPATCHER_DATABASE_SCHEMA": "No; name"}, "ConfigurationError: DISPATCHER_DATABASE_SCHEMA must be"),
-    ],
-)
-def test_an_application_sets_the_schema_in_its_environment(environment: dict[str, str], words: str) -> None:
-    program = "from dispatcher.store.queries import query; print(query('find_email').decode())"
-
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
-
-    assert words in ended.stdout + ended.stderr
 
 
 @pytest.fixture
@@ -302,20 +268,6 @@ def test_concurrent_calls_migrate_once(empty_database_url: str, become_later: Ca
 
     assert changes[:3] == [[], [], []]
     assert changes[3] != []
-
-
-def test_a_migration_locks_in_advance_every_table_that_it_blocks(database_url: str) -> None:
-    with psycopg.connect(database_url) as connection:
-        connection.execute("set search_path = dispatcher, pg_temp")
-        for migration in MIGRATIONS[1:]:
-            before = {name for (name,) in connection.execute(ALL_TABLES)}
-            connection.commit()
-
-            text = without_indexes(migration.text)
-            connection.execute(text.encode())
-
-            locked = connection.execute(BLOCKING_LOCKS).fetchall()
-            assert not {name for (name,) in locked} & before - tables_to_lock(text).keys(), migration.subject
 
 
 def test_an_upgrade_makes_the_indexes_and_columns_of_a_new_database(
