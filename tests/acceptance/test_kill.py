@@ -10,6 +10,7 @@ import os
 import signal
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Double, Host, emails, stop
 from tests.supervisor.program import Program, eventually, is_alive
@@ -143,7 +144,8 @@ def test_a_killed_worker_holds_the_emails_of_its_bulk_calls_and_nothing_else(hos
     # The double accepts immediately and answers seconds later. So the kill comes before the answer, even on a slow
     # machine.
     double.behave(latency_ms=4000)
-    ids = host.enqueue(replace(each, subject="", template_data={"order": 1}) for each in emails(200, template_id="d-1"))
+    template: dict[str, Any] = {"subject": "", "text": None, "template_id": "d-1", "template_data": {"order": 1}}
+    ids = host.enqueue(replace(each, **template) for each in emails(200))
     run = host.run(BULK_CALL_EMAILS=CALL_EMAILS, PREFETCH=100)
     victim = run.pid_of("worker 0")
     eventually(lambda: host.leased_by(victim) & double.delivered().keys(), "calls on the wire")
