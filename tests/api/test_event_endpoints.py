@@ -209,13 +209,6 @@ async def test_one_providers_requests_keep_out_no_events_of_another_one(
     assert enqueuing.status == 202
 
 
-async def test_an_unconfigured_provider_has_no_path(api: Api) -> None:
-    answers = [await api.call("POST", path, raw=b"[]") for path in (SENDGRID, SES)]
-
-    assert [answer.status for answer in answers] == [404, 404]
-    assert not any("/events/" in path for path in (await api.get("/openapi.json")).json["paths"])
-
-
 async def test_no_api_key_is_needed_and_every_response_is_documented(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
@@ -315,14 +308,6 @@ async def test_a_key_with_a_list_of_senders_sends_sms_only_with_the_default_send
             for sender in ({}, {"from": NUMBER}, {"from": "Example"}, {"from": "12345"})
         ]
         assert statuses == [202, 403, 403, 403]
-
-
-async def test_without_a_provider_of_sms_the_api_refuses_and_names_the_setting(settings: Settings) -> None:
-    async with running(replace(settings, providers=("smtp",))) as api:
-        answer = await enqueued_sms(api)
-
-    assert (answer.status, answer.code) == (422, "no-capable-provider")
-    assert "DISPATCHER_SMS_PROVIDERS" in answer.json["detail"]
 
 
 async def test_a_status_callback_is_stored_once_and_settles_the_sms_and_a_late_one_changes_no_end(
