@@ -310,6 +310,14 @@ async def test_a_key_with_a_list_of_senders_sends_sms_only_with_the_default_send
         assert statuses == [202, 403, 403, 403]
 
 
+async def test_without_a_provider_of_sms_the_api_refuses_and_names_the_setting(settings: Settings) -> None:
+    async with running(replace(settings, providers=("smtp",))) as api:
+        answer = await enqueued_sms(api)
+
+    assert (answer.status, answer.code) == (422, "no-capable-provider")
+    assert "DISPATCHER_SMS_PROVIDERS" in answer.json["detail"]
+
+
 async def test_a_status_callback_is_stored_once_and_settles_the_sms_and_a_late_one_changes_no_end(
     sms_api: Api, connection: psycopg.Connection
 ) -> None:

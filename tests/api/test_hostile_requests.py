@@ -7,6 +7,8 @@ import asyncio
 import ctypes
 import gc
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -17,6 +19,8 @@ from typing import Any, Final
 import orjson
 import psycopg
 import pytest
+import uvloop
+from structlog.testing import capture_logs
 
 from dispatcher.api.http_protocol import MAX_HEAD_BYTES
 from dispatcher.api.large_json import MAX_VALUES, count_values
@@ -234,6 +238,35 @@ async def test_empty_lines_after_a_response_do_not_keep_the_connection_open(sett
         writer.close()
 
     assert b"HTTP/1.1 408" in rest
+
+
+async def request_without_reading(api: Api, count: int) -> int:
+    """Sends up to `count` requests for a large response, reads nothing, and resets the connection. Returns the number
+    of sent requests."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that responses fill the buffer
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.connect(("127.0.0.1", api.port))
+        for number in range(count):
+            try:
+                client.send(get("/docs"), socket.MSG_DONTWAIT)
+            except OSError:
+                return number
+            await api.get("/healthz")
+    return count
+
+
+def test_unread_responses_are_not_logged_as_errors(settings: Settings) -> None:
+    async def abuse() -> None:
+        async with running(settings) as api:
+            most = await request_without_reading(api, 1000)
+            await request_without_reading(api, most - 8)  # the API is writing one response, and has more queued
+            assert (await api.get("/healthz")).status == 200
+
+    with capture_logs() as events:
+        uvloop.run(abuse())  # uvloop raises errors that asyncio's loop ignores
+
+    assert [event for event in events if event["event"] == "error.unexpected"] == []
 
 
 async def test_a_client_that_sends_its_request_too_slowly_gets_408(settings: Settings) -> None:

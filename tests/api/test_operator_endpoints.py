@@ -256,6 +256,25 @@ async def test_an_email_is_cancelled_and_a_second_time_too_and_too_late_names_it
         assert (unknown.status, unknown.code) == (404, "not-found")
 
 
+async def test_a_rescheduled_email_waits_until_the_time(api: Api, connection: psycopg.Connection) -> None:
+    email_id = (await api.post("k-1")).json["id"]
+
+    done = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=LATER)
+    wrong = [
+        await api.call("POST", f"/v1/emails/{email_id}/reschedule", body={**REASON, "send_at": text})
+        for text in ("2026-12-24T18:00:00", "tomorrow", "2999-01-01T00:00:00Z", 5)
+    ]
+    missing = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=REASON)
+    connection.execute("update email_log set expires_at = wait_until")
+    expired = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=LATER)
+    shown = (await api.get(f"/v1/emails/{email_id}")).json["waiting"]
+
+    assert (done.status, done.json) == (200, {"id": email_id, "status": "waiting"})
+    assert (shown["reason"], datetime.fromisoformat(shown["until"])) == ("scheduled", TOMORROW)
+    assert column(connection, "wait_until") == {"k-1": TOMORROW}
+    assert [(each.status, each.pointers) for each in [*wrong, missing, expired]] == [(422, ["#/send_at"])] * 6
+
+
 async def test_a_key_that_sends_changes_single_emails_of_its_tenant_only(
     api: Api, connection: psycopg.Connection
 ) -> None:
