@@ -12,7 +12,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from starlette.requests import Request
-from structlog.testing import capture_logs
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.fair_limiter import FairLimiter
@@ -134,18 +133,6 @@ async def test_without_keys_it_starts_only_on_the_loopback_and_if_the_setting_al
     public = Listener("0.0.0.0", 0)  # noqa: S104 - the test shows that it is refused
     await expect_no_start(replace(settings, api_address=public), "dispatcher keys create")
     await expect_no_start(replace(settings, api_allow_anonymous=False), "DISPATCHER_API_ALLOW_ANONYMOUS=on")
-
-
-async def test_open_access_is_logged_at_the_start(settings: Settings, connection: psycopg.Connection) -> None:
-    levels = []
-    for _ in range(2):
-        with capture_logs() as events:
-            async with running(settings):
-                pass
-        levels.append([event["log_level"] for event in events if event["event"] == "api.anonymous_allowed"])
-        make_key(connection)
-
-    assert levels == [["warning"], []]
 
 
 PROXIED = (

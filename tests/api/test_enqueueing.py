@@ -123,24 +123,6 @@ async def test_concurrent_requests_share_statements_and_an_invalid_email_does_no
     assert statements < 32
 
 
-async def test_a_scheduled_email_waits_and_is_not_published(api: Api, connection: psycopg.Connection) -> None:
-    times = {"send_at": "2027-01-04T08:00:00+01:00", "expires_at": "2027-01-05T00:00:00Z", "lane": "normal"}
-
-    first = await api.post("a", EMAIL | times)
-    again = await api.post("a", EMAIL | times)
-
-    assert (first.status, first.json["status"]) == (202, "waiting")
-    assert again.json == first.json
-    row = connection.execute("select status, wait_until::text, publish_due_at from email_log").fetchone()
-    assert row == ("waiting", "2027-01-04 07:00:00+00", None)
-
-
-async def test_an_expired_email_is_refused_with_its_field(api: Api) -> None:
-    answer = await api.post("a", EMAIL | {"expires_at": "2026-01-01T00:00:00Z"})
-
-    assert (answer.status, answer.code, answer.pointers) == (422, "invalid-email", ["#/expires_at"])
-
-
 async def test_an_open_transaction_with_the_same_key_delays_only_that_email(
     settings: Settings, database_url: str
 ) -> None:

@@ -209,13 +209,6 @@ async def test_one_providers_requests_keep_out_no_events_of_another_one(
     assert enqueuing.status == 202
 
 
-async def test_an_unconfigured_provider_has_no_path(api: Api) -> None:
-    answers = [await api.call("POST", path, raw=b"[]") for path in (SENDGRID, SES)]
-
-    assert [answer.status for answer in answers] == [404, 404]
-    assert not any("/events/" in path for path in (await api.get("/openapi.json")).json["paths"])
-
-
 async def test_no_api_key_is_needed_and_every_response_is_documented(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:

@@ -208,25 +208,6 @@ async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
     assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
 
 
-async def test_requests_for_pages_that_do_not_exist_leave_sessions_to_other_requests(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
-    key = make_key(connection, tenant_id="a", scopes=ALL)
-    async with running(replace(settings, ops=True)) as api:
-        stranger = await signed_in(api, key)
-        lock = "lock table dispatcher.ops_session in access exclusive mode"
-        with other_transaction(settings.database_url, lock):
-            tasks = [asyncio.ensure_future(stranger.get("/ops/nothing")) for _ in range(FLOOD)]
-            await until(lambda: waiting_pages(connection) > 0)
-            for _ in range(2 * FLOOD):
-                assert (await api.get("/healthz")).status == 200
-            occupied = waiting_pages(connection)
-        answers = await asyncio.gather(*tasks)
-
-    assert [answer.status for answer in answers] == [404] * FLOOD
-    assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
-
-
 async def test_unknown_keys_do_not_delay_known_ones(api: Api, connection: psycopg.Connection) -> None:
     known = make_key(connection)
     assert (await api.get("/v1/emails", token=known)).status == 200

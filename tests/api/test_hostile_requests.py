@@ -21,9 +21,8 @@ import psycopg
 import pytest
 import uvloop
 from structlog.testing import capture_logs
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dispatcher.api.http_protocol import MAX_HEAD_BYTES, PIPELINED_STARTS, GuardedApp, GuardedProtocol
+from dispatcher.api.http_protocol import MAX_HEAD_BYTES
 from dispatcher.api.large_json import MAX_VALUES, count_values
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
@@ -173,10 +172,6 @@ def test_only_values_outside_strings_count_also_around_an_unterminated_string(te
     assert count_values(text) == count
 
 
-def test_a_count_that_need_not_be_exact_stops_early() -> None:
-    assert count_values(LONG, exact=False) == MAX_VALUES + 1
-
-
 async def test_a_body_that_is_too_large_is_refused_without_being_read(settings: Settings) -> None:
     async with running(replace(settings, api_max_body_bytes=10_000)) as api:
         announced = await provoke(api.port, [request("Content-Length: 10000000000")])
@@ -315,45 +310,6 @@ async def test_a_few_pipelined_requests_are_answered_in_order(api: Api) -> None:
     assert [answer[:3] for answer in answers] == [b"200"] * 9 + [b"404"]
 
 
-async def test_few_pipelined_requests_start_at_once_so_that_others_are_served_in_between() -> None:
-    class Pipelining:
-        is_pipelining, end_response = (lambda _: True), (lambda _: None)
-
-    started = 0
-
-    async def start(*_: object) -> None:
-        nonlocal started
-        started += 1
-
-    app = GuardedApp(start)
-    scope = {"state": {"dispatcher.connection": Pipelining()}}
-    requests = [asyncio.ensure_future(app(scope, None, None)) for _ in range(100)]  # type: ignore[arg-type]
-    most, before = 0, 0
-    while not all(each.done() for each in requests):
-        await asyncio.sleep(0)
-        most, before = max(most, started - before), started
-
-    assert started == 100
-    assert most <= PIPELINED_STARTS
-
-
-def test_the_request_of_a_connection_that_is_reset_before_it_is_accepted_is_not_read(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
-    async def reset() -> None:
-        async with running(settings) as api:
-            body = orjson.dumps(EMAIL)
-            client = socket.create_connection(("127.0.0.1", api.port))
-            client.sendall(request(f"Content-Length: {len(body)}") + body)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            client.close()  # the API is in this event loop, which has not accepted the connection
-            assert (await api.post("k-2")).status == 202
-
-    uvloop.run(reset())  # asyncio's own loop reports the peer of a closed connection, too
-
-    assert connection.execute("select message_key from email_log").fetchall() == [("k-2",)]
-
-
 async def test_the_limit_of_a_head_is_exact_although_the_head_arrives_at_once(api: Api) -> None:
     before = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Filler: "
 
@@ -368,13 +324,6 @@ async def test_a_body_in_thousands_of_tiny_chunks_is_refused(api: Api) -> None:
     for few in (head + piece * 4000, head + large + piece * 10_000):
         assert await exchange(api.port, [few + end]) == "400 malformed-json"
     assert await exchange(api.port, [head + piece * 10_000]) == "400 malformed-request"
-
-
-async def test_a_refused_protocol_upgrade_says_what_to_configure(api: Api) -> None:
-    answer = await api.get("/healthz", headers={"Connection": "Upgrade", "Upgrade": "h2c"})
-
-    assert (answer.status, answer.headers["connection"]) == (400, "close")
-    assert "Configure the client for plain HTTP/1.1" in answer.json["detail"]
 
 
 def upload(token: str, body: bytes, length: int) -> bytes:
@@ -462,14 +411,6 @@ async def test_a_long_body_that_arrives_fast_enough_is_read(settings: Settings) 
     assert answer.startswith(b"HTTP/1.1 202")
 
 
-async def test_requests_beyond_the_concurrency_limit_get_503(settings: Settings) -> None:
-    async with running(replace(settings, api_max_concurrent_requests=3)) as api:
-        answers = await asyncio.gather(*(api.post(f"k-{number}") for number in range(40)))
-
-    assert {answer.status for answer in answers} == {202, 503}
-    assert {answer.code for answer in answers if answer.status == 503} == {"overloaded"}
-
-
 def resident_bytes() -> int:
     """This process's resident memory, including the API, after the allocator has returned free memory."""
     gc.collect()
@@ -497,56 +438,6 @@ async def test_hostile_requests_do_not_increase_the_memory(settings: Settings, r
             assert (await api.post(raw=body)).status == status
 
     assert resident_bytes() - before < 64 * 1024 * 1024
-
-
-def connect(api: Api, sent: bytes) -> socket.socket:
-    """Opens a connection and sends bytes. The API accepts the connection later, because the test runs in the API's
-    event loop."""
-    client = socket.create_connection(("127.0.0.1", api.port))
-    client.send(sent)
-    client.setblocking(False)
-    return client
-
-
-def has_answer(client: socket.socket) -> bool:
-    try:
-        return client.recv(1, socket.MSG_PEEK) != b""
-    except BlockingIOError:
-        return False
-
-
-def test_many_new_connections_are_accepted_per_turn_of_the_event_loop(settings: Settings) -> None:
-    async def turns() -> int:
-        async with running(settings) as api:
-            clients = [connect(api, HEALTH) for _ in range(64)]
-            count = 0
-            while not all(map(has_answer, clients)):
-                await asyncio.sleep(0)
-                count += 1
-            for client in clients:
-                client.close()
-            return count
-
-    assert uvloop.run(turns()) < 32
-
-
-def test_a_closed_connection_leaves_no_reference_cycles(settings: Settings) -> None:
-    partial_upload = request("Content-Length: 50") + b"{"
-
-    async def count_left() -> None:
-        async with running(settings) as api:
-            before = count_of(GuardedProtocol, HttpToolsProtocol)
-            for sent in (HEALTH, b"", b"no request\r\n\r\n", partial_upload):
-                for ends_with_reset in (False, True):
-                    client = connect(api, sent)
-                    await until(lambda: count_of(GuardedProtocol, HttpToolsProtocol) > before)
-                    if ends_with_reset:
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    client.close()
-                    await until(lambda: count_of(GuardedProtocol, HttpToolsProtocol) == before)
-
-    with without_collector():
-        uvloop.run(count_left())
 
 
 async def test_a_refused_request_leaves_no_reference_cycles(api: Api) -> None:

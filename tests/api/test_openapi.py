@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,20 @@ def probe(url: str, key_of_everything: str, key_of_a_reader: str) -> None:
             case.validate_response(case.call(headers=next(callers)), checks=CHECKS)
 
         ask()
+
+
+async def test_an_unknown_parameter_and_a_creation_are_in_the_openapi_document(api: Api) -> None:
+    """The generated requests contain these only by chance."""
+    paths = (await api.get("/openapi.json")).json["paths"]
+    for path, operations in paths.items():
+        for method in operations.keys() & {"get", "post", "put", "delete"}:
+            address = re.sub(r"{[^}]*}", "0199c0de-0000-7000-8000-000000000000", path)
+            answer = await api.call(method.upper(), f"{address}?unknown=1")
+            assert str(answer.status) in operations[method]["responses"], (method, path, answer.status)
+
+    webhook = {"url": "https://shop.example.com/hooks", "reason": "test"}
+    made = await api.call("POST", "/v1/webhooks", body=webhook)
+    assert str(made.status) in paths["/v1/webhooks"]["post"]["responses"], made.body
 
 
 ODD_VALUES: tuple[Any, ...] = (17, "", [], {}, [17], True)

@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from standardwebhooks.webhooks import Webhook as Verifier
 
 from dispatcher.config import Settings
-from tests.api.running_api import EMAIL, Answer, Api, make_key, running
+from tests.api.running_api import EMAIL, Api, make_key, running
 from tests.monitor.receiver import receiving, write_ca
 from tests.store.pausing import pause
 from tests.store.test_outgoing_events import announce
@@ -49,24 +49,6 @@ def set_status(connection: psycopg.Connection, status: str) -> None:
 def column(connection: psycopg.Connection, name: str) -> dict[str, Any]:
     rows = connection.cursor(row_factory=dict_row).execute("select * from email_log").fetchall()
     return {row["message_key"]: row[name] for row in rows}
-
-
-async def test_held_emails_are_confirmed_or_released(api: Api, connection: psycopg.Connection) -> None:
-    ids = [(await api.post(key)).json["id"] for key in ("a", "b")]
-    set_status(connection, "held")
-
-    async def decide(number: int, verb: str, reason: str) -> Answer:
-        return await api.call("POST", f"/v1/held/{ids[number]}/{verb}", body={"reason": reason})
-
-    confirmed = await decide(0, "confirm", "The provider shows it.")
-    odd = await decide(0, "confirm", "\U0003d8c8 is no character yet")
-    unreasoned = await decide(1, "release", " ")
-    released = await decide(1, "release", "The provider does not show it.")
-
-    assert (confirmed.json, released.json["status"]) == ({"id": ids[0], "status": "sent"}, "pending")
-    assert (odd.status, odd.code) == (409, "not-held")
-    assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
-    assert column(connection, "status") == {"a": "sent", "b": "pending"}
 
 
 async def test_a_replay_sends_the_tenants_failed_emails_again_and_reports_its_progress(

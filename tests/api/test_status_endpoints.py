@@ -131,29 +131,6 @@ async def test_a_client_repeats_a_request_whose_statement_the_database_ended(
     assert "retry-after" in answer.headers
 
 
-async def test_a_tenant_finds_its_own_emails_by_recipient_domain_sender_and_tag(
-    api: Api, connection: psycopg.Connection
-) -> None:
-    ours, theirs = (make_key(connection, tenant_id=tenant) for tenant in ("ours", "theirs"))
-    document = EMAIL | {"from": "Shop <shop@example.com>", "to": ["Ann+1 <ann+1@example.org>"], "tags": ["receipt"]}
-    mine = (await api.post("k-1", document, token=ours)).json["id"]
-    await api.post("k-2", EMAIL | {"to": ["bob@example.net"]}, token=ours)
-    await api.post("k-1", document, token=theirs)
-
-    for query, ids in (
-        ("recipient=ANN%2B1%40example.org", [mine]),
-        ("domain=example.org", [mine]),
-        ("tag=receipt", [mine]),
-        ("sender=%40example.com&tag=receipt&recipient=ann%2B1%40Example.org&status=pending", [mine]),
-        ("recipient=ann%40example.org", []),
-        ("tag=other", []),
-    ):
-        answer = await api.get(f"/v1/emails?{query}", token=ours)
-        assert [email["id"] for email in answer.json["emails"]] == ids, query
-        assert answer.json["recipients_since"] is None
-        assert "ann@" not in answer.body.decode()
-
-
 async def test_the_timeline_has_no_operator_and_no_reason(api: Api, books: Books) -> None:
     email_id = (await api.post("k-1")).json["id"]
     for action in ("reveal", "release"):

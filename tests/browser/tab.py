@@ -131,11 +131,14 @@ class Tabs:
         self._url = url
         self._opened: list[tuple[BrowserContext, Tab]] = []
 
-    def open(self, storage: Any = None, **options: Any) -> Tab:
-        """A new tab, with the cookies of a signed-in visitor (see `BrowserContext.storage_state`), and with further
-        options of `Browser.new_context`."""
-        usual = {"viewport": {"width": WIDE, "height": 900}, "timezone_id": "Europe/Berlin", "locale": "en-GB"}
-        context = self._browser.new_context(storage_state=storage, **(usual | options))
+    def open(self, storage: Any = None) -> Tab:
+        """A new tab, with the cookies of a signed-in visitor (see `BrowserContext.storage_state`)."""
+        context = self._browser.new_context(
+            storage_state=storage,
+            viewport={"width": WIDE, "height": 900},
+            timezone_id="Europe/Berlin",
+            locale="en-GB",
+        )
         tab = Tab(context, self._url)
         self._opened.append((context, tab))
         return tab

@@ -160,36 +160,3 @@ def test_a_refresh_keeps_focus_scroll_selection_and_typed_text(tab: Tab, ids: Id
 
     assert page.evaluate(look) == before
     assert before[1:] == ["find", "order-10", 2, 1]
-
-
-@pytest.mark.slow
-def test_a_visitor_goes_back_to_a_search_opens_a_captured_email_and_reads_without_scripts(
-    tab: Tab, tabs: Tabs, signed_in: object, ids: Ids
-) -> None:
-    tab.expect(BLOCKED)
-    page = tab.go("/emails?status=failed")
-    first = page.locator("table.emails tbody a").first.inner_text()
-    page.locator("table.emails tbody a").first.click()
-    expect(page.locator("h1")).to_contain_text(first)
-    page.go_back()
-    assert page.url.endswith("/emails?status=failed")
-    expect(page.locator("table.emails tbody a").first).to_have_text(first)
-
-    tab.go("/captured")
-    page.get_by_role("link", name="Grüße").click()
-    image = page.frame_locator("iframe").locator("img")
-    expect(image).to_be_visible()
-    assert image.evaluate("image => image.naturalWidth") == 1
-    with page.expect_download() as download:
-        page.get_by_role("link", name="Rechnung").click()
-    assert download.value.suggested_filename.endswith("fdp.exe")
-    page.get_by_role("link", name="Text", exact=True).click()
-    expect(page.locator("pre")).to_contain_text("Thank you, Ann.")
-
-    plain = tabs.open(signed_in, java_script_enabled=False)
-    plain.go("/")
-    while plain.page.locator("#dead-letters dd").first.inner_text() == "0":  # until the first sample
-        plain.page.reload()
-    plain.go("/emails?status=held")
-    plain.page.locator("table.emails tbody a").first.click()
-    expect(plain.page.locator(".badge.held").first).to_be_visible()

@@ -20,7 +20,6 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
-from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.monitor.dead_letters import list_dead_letter_ids, remove, sweep
 from dispatcher.monitor.dlq_sweep import DlqSweep
@@ -28,7 +27,6 @@ from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import find_messages
 from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
 from dispatcher.ops.reconcile import reconcile
-from dispatcher.ops.safe_text import safe_text
 from dispatcher.store.connections import connect_async
 from tests.ops.dead_emails import Desk
 from tests.ops.decisions import decide
@@ -210,12 +208,6 @@ async def test_a_discard_is_audited_before_the_message_is_removed(queue: Desk, m
     assert await list_poison(queue.session, queue.dlq) == []
     noted = queue.books.select("select action, detail from operator_audit")
     assert noted == [{"action": "discard", "detail": {"poison": poison.poison_id, "messages": 1}}]
-
-
-def test_shown_bytes_contain_no_terminal_escape_sequences() -> None:
-    assert safe_text(b"\x1b[2J\n\xff\xc3\xa9\xe2\x80\xae", 100) == "\\x1b[2J\\n\\xffé\\u202e"
-    assert safe_text(b"x" * 1500, 4) == "xxxx… (1,496 bytes more)"
-    assert poison_id(b"a") == poison_id(b"a") != poison_id(b"b")
 
 
 async def test_reconcile_reports_and_fixes_every_kind_of_difference(queue: Desk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from datetime import UTC, datetime
 from threading import Thread
 from typing import Any
@@ -270,25 +270,6 @@ async def test_a_locked_email_is_left_to_a_second_run(desk: Desk) -> None:
     assert (again.locked, again.replay) == (2, left.replay)
     assert statuses == {"pending": 3, "failed": 2}
     assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, ReplayState.DONE)
-
-
-async def test_a_locked_email_is_replayed_last(desk: Desk) -> None:
-    email_ids = desk.create(3)
-    replay = await create(desk.session, REJECTED, ACT, per_second=None)
-    order: list[UUID] = []
-
-    with ExitStack() as locking:
-        locking.enter_context(lock_holder(desk.url, locks=[email_ids[0]]))
-
-        def note(email_id: UUID, _outcome: ItemOutcome) -> None:
-            order.append(email_id)
-            if len(order) == 2:
-                locking.close()
-
-        ended = await run(desk.session, replay.id, on_email=note, lock_seconds=DEADLINE_SECONDS)
-
-    assert order == [*email_ids[1:], email_ids[0]]
-    assert (ended.locked, ended.replay.state) == (0, ReplayState.DONE)
 
 
 @pytest.mark.parametrize("per_second", [None, 1e-9], ids=["a locked email", "its pace"])

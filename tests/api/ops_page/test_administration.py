@@ -7,7 +7,6 @@ from html import unescape
 from typing import ClassVar
 
 import orjson
-import psycopg
 import pytest
 
 from dispatcher.actions.audit import ListAudit
@@ -54,18 +53,6 @@ async def eventually(browser: Browser, words: bytes) -> Answer:
     return page
 
 
-async def test_dead_letters_and_held_emails_change_colour_symbol_and_word(operator: Browser, books: Books) -> None:
-    green = await operator.get("/ops/")
-    for status in ("failed", "held"):
-        dead_email(books, status)
-    red = await eventually(operator, b"huge bad")
-
-    assert figure(green, "dead-letters") == " huge good Dead letters 0 ✓ None"
-    assert figure(green, "held") == " huge good Held 0 ✓ None"
-    assert figure(red, "dead-letters") == " huge bad Dead letters 1 ▲ Act: replay or discard them"
-    assert figure(red, "held") == " huge bad Held 1 ▲ Act: confirm or release them"
-
-
 async def test_the_overview_has_every_part_with_a_table_beside_each_chart(operator: Browser, books: Books) -> None:
     books.connection.execute(
         "insert into email_hourly values (date_trunc('hour', now(), 'UTC'), 'smtp', 'accepted', 's', 4321)"
@@ -104,18 +91,6 @@ async def test_a_tenants_overview_has_its_counts_and_no_hosts_providers_queues_o
     assert b"complaints" in page.body
     for hidden in (b"secret", b"ops-1", b"host-1", b"smtp", b"Providers", b"Lanes and queues", b"data-chart"):
         assert hidden not in page.body.partition(b"<main")[2].partition(b"</main>")[0]
-
-
-async def test_while_postgresql_is_slow_the_overview_shows_old_figures_with_their_age(
-    operator: Browser, database_url: str
-) -> None:
-    await operator.get("/ops/")
-    with psycopg.connect(database_url) as locker:
-        locker.execute("lock table minute_sample in access exclusive mode")
-
-        page = await eventually(operator, b"These figures are")
-
-    assert figure(page, "dead-letters") == " huge good Dead letters 0 ✓ None"
 
 
 async def test_the_overview_tolerates_the_fields_of_alerts_of_a_later_release(operator: Browser, books: Books) -> None:
@@ -169,25 +144,6 @@ async def test_events_link_to_their_emails_and_are_filtered_and_paged(operator: 
     assert "bounced" in text_of(await operator.get("/ops/events?tenant_id=shop&since=1h")).split("Arrived")[1]
 
 
-async def test_both_tables_of_events_say_what_an_event_does_not_prove(operator: Browser, books: Books) -> None:
-    doubts = {
-        "impossible": "impossible: without effect, because no worker sent the email through this provider",
-        "recipient": "recipient: suppresses no recipient, because nothing proves that it is about this one",
-        None: "\u2013",
-    }
-
-    def doubts_on(page: Answer) -> list[str]:
-        cells = re.findall(r'<td data-label="Doubt"[^>]*>(.*?)</td>', page.body.decode())
-        return [re.sub("<[^>]+>", "", cell) for cell in cells]
-
-    for doubt, words in doubts.items():
-        email_id = books.enqueue_one()
-        event(books, email_id, doubt=doubt)
-        # This table leaves out a column without values.
-        assert doubts_on(await operator.get(f"/ops/emails/{email_id}")) == ([words] if doubt else [])
-    assert sorted(doubts_on(await operator.get("/ops/events"))) == sorted(doubts.values())
-
-
 async def test_a_webhook_is_tested_replayed_and_rotated_and_its_secret_is_shown_once(
     operator: Browser, books: Books
 ) -> None:
@@ -225,19 +181,6 @@ async def test_revoking_a_key_ends_the_sessions_that_were_opened_with_it(
     await until_answer(is_signed_out)
     assert (await operator.get(f"/ops/keys/{key[:15]}")).status == 200
     assert (await operator.get("/ops/keys/ed_unknown")).status == 404
-
-
-async def test_lanes_and_tenants_show_their_emails_and_what_is_set(operator: Browser, books: Books) -> None:
-    books.enqueue_one(tenant_id="shop")
-    assert "normal shop 1" in text_of(await operator.get("/ops/lanes"))
-
-    unknown = await operator.submit("/lanes/set", lane="nosuch", weight="1", reason="r")
-    assert "Lane must be one of DISPATCHER_LANES: urgent, normal, bulk." in text_of(unknown)
-    await operator.get("/ops/lanes")
-    await operator.submit("/lanes/set", lane="bulk", weight="5", redeliver_seconds="off", reason="campaign")
-    assert "bulk 5 %" in text_of(await operator.follow())
-    await operator.submit("/tenants/set", tenant_id="acme", per_second="50", reason="contract")
-    assert "acme 1 50" in text_of(await operator.follow())
 
 
 async def test_a_pause_shows_on_every_page_until_it_is_resumed(operator: Browser, shop_operator: Browser) -> None:

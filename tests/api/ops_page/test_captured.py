@@ -174,15 +174,6 @@ async def test_only_operators_for_all_tenants_see_captured_emails(
     assert await statuses(scopes=["read"], tenant_id=None) == {403}
 
 
-async def test_without_a_maildir_the_page_says_how_to_send_an_email(operator: Browser, maildir: Path) -> None:
-    (maildir / "new").rmdir()
-
-    page = await operator.get("/ops/captured")
-
-    assert page.status == 200
-    assert b"dispatcher enqueue" in page.body
-
-
 async def test_a_captured_sms_is_shown_beside_the_emails(operator: Browser, maildir: Path) -> None:
     capture(maildir, b"Subject: an email\n\n")
     sms = SmsCaptureProvider(maildir.parent / "sms")

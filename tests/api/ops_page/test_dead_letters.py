@@ -9,7 +9,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.poison_id import poison_id
 from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, token_of
-from tests.api.ops_page.rows import audited, dead_email, event
+from tests.api.ops_page.rows import audited, dead_email
 from tests.api.ops_page.test_hostile_texts import MARK, SHORT, faults_of
 from tests.api.running_api import running, settings_of
 from tests.broker.rabbit import Rabbit
@@ -51,24 +51,6 @@ async def test_dead_letters_are_grouped_by_cause_and_replayed_until_none_is_left
     assert "Replay 1 done" in text_of(await operator.get("/ops/replays"))
 
 
-async def test_a_replay_is_stopped_and_resumed_with_a_reason(operator: Browser, books: Books) -> None:
-    failed = [dead_email(books) for _ in range(2)]
-    await operator.get("/ops/replays/new")
-    created = await operator.submit("/replays/new", reason="try slowly", per_second="0.01")
-    path = created.headers["location"]
-    await has_text(operator, path, "running 1 of 2")
-
-    await operator.submit("/stop", reason="wrong provider")
-    await has_text(operator, path, "stopped 1 of 2")
-    assert sorted(books.status(each) for each in failed) == ["failed", "pending"]
-    await operator.submit("/resume", reason="")
-    assert "stopped" in text_of(await operator.get(path))
-    assert (await operator.submit("/resume", reason="right provider", per_second="1000")).status == 303
-    await has_text(operator, path, "done 2 of 2")
-    assert {books.status(each) for each in failed} == {"pending"}
-    assert [reason for _, reason in audited(books)] == ["try slowly", "wrong provider", "right provider"]
-
-
 async def test_a_selection_that_has_grown_is_shown_again_instead_of_replayed(operator: Browser, books: Books) -> None:
     dead_email(books)
     await operator.get("/ops/replays/new?error_type=refused")
@@ -93,19 +75,6 @@ async def test_emails_that_may_have_arrived_are_replayed_only_if_the_operator_in
     created = await operator.submit("/replays/new", reason="the provider lost them")
     await has_text(operator, created.headers["location"], "done 1 of 1")
     assert books.status(held) == "pending"
-
-
-async def test_held_emails_are_shown_with_evidence_and_lead_to_confirm_and_release(
-    operator: Browser, books: Books
-) -> None:
-    held = dead_email(books, "held", provider_message_id="id-4711")
-    event(books, held, "delivered")
-    page = await operator.get("/ops/held")
-    assert "id-4711" in text_of(page)
-    assert "Reported events delivered" in text_of(page)
-    assert f"/ops/emails/{held}/confirm" in links_of(page)
-    books.change(held, status="sent")
-    assert "No email is held" in text_of(await operator.get("/ops/held"))
 
 
 async def test_a_visitor_of_a_tenant_sees_and_replays_only_its_own(

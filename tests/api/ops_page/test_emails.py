@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dispatcher.api.ops_page.email_search import By, guess, read_form
-from tests.api.ops_page.browsing import Browser, forms_of, links_of, text_of
+from tests.api.ops_page.browsing import Browser, links_of, text_of
 from tests.api.ops_page.rows import audited, dead_email, write
 from tests.api.running_api import make_key
 from tests.store.books import Books
@@ -35,45 +34,12 @@ def test_a_text_is_an_address_a_domain_an_id_a_key_or_a_correlation_id(text: str
     assert guess(text) == kinds
 
 
-def test_each_field_that_is_wrong_gets_its_own_explanation() -> None:
-    given = {
-        "q": "nul\0byte",
-        "status": "lost",
-        "provider": "\x1b[31m",
-        "error_type": "x",
-        "sender": "not an address",
-        "lane": "\x07",
-        "tenant_id": "a b",
-        "created_from": "soon",
-        "created_before": "x" * 5000,
-        "after": "first",
-        "by": "smell",
-    }
-
-    assert set(read_form({**given, "unknown": "is ignored"}, tenant_id=None).errors) == set(given)
-
-
 def test_a_chosen_kind_must_fit_the_text_and_the_end_be_later_than_the_start() -> None:
     chosen = {"id": "email id", "recipient": "whole address", "domain": "not a domain"}
     for by, words in chosen.items():
         assert words in read_form({"q": "localhost", "by": by}, tenant_id=None).errors["q"]
     assert "longer than" in read_form({"q": "x" * 999}, tenant_id=None).errors["q"]
     assert "created_before" in read_form({"created_from": "1h", "created_before": "2h"}, tenant_id=None).errors
-
-
-async def test_anns_receipt_is_two_steps_from_the_overview(operator: Browser, books: Books) -> None:
-    email_id = books.enqueue_one(to=ANN)
-    books.enqueue(3, to="bob@example.net")
-
-    overview = await operator.get("/ops/")
-    assert [form.names() for form in forms_of(overview) if form.action == "/ops/emails"] == [["q"]]
-    found = await operator.get(f"/ops/emails?q=+{ANN.upper()}")
-    email = await operator.get(f"/ops/emails/{email_id}")
-
-    assert links_of(found, str(email_id)) == [f"/ops/emails/{email_id}"]
-    assert "1 email, by recipient" in text_of(found)
-    assert all(words in text_of(email) for words in ("pending", "enqueued", "@example.org"))
-    assert ANN not in email.body.decode()
 
 
 async def test_a_name_that_only_one_email_has_leads_to_it(operator: Browser, books: Books) -> None:
@@ -137,25 +103,6 @@ async def test_every_email_is_shown_and_answered_beside_damaged_rows(operator: B
         assert {email["id"] for email in listed["emails"]} == ids
 
 
-async def test_a_held_email_is_confirmed_with_a_reason(operator: Browser, books: Books) -> None:
-    email_id = dead_email(books, "held")
-
-    page = await operator.get(f"/ops/emails/{email_id}")
-    ask = await operator.get(f"/ops/emails/{email_id}/confirm")
-    without = await operator.submit("/confirm", reason=" ")
-    done = await operator.submit("/confirm", reason="SES shows it as delivered")
-    after = await operator.follow()
-
-    assert "its status becomes sent" in text_of(page)
-    assert "cannot be undone" in text_of(ask)
-    assert (without.status, "Reason is required." in text_of(without)) == (422, True)
-    assert done.status == 303
-    assert "Done. The status of the email is now sent." in text_of(after)
-    assert books.status(email_id) == "sent"
-    assert audited(books) == [("confirm", "SES shows it as delivered")]
-    assert "ann" in books.select("select actor from operator_audit")[0]["actor"]
-
-
 async def test_a_failed_email_is_replayed_and_the_form_warns_if_it_may_have_arrived(
     operator: Browser, books: Books
 ) -> None:
@@ -213,24 +160,6 @@ async def test_a_form_for_an_earlier_failure_does_not_replay_a_later_one(operato
     assert "changed since you opened the form" in text_of(answer)
 
 
-async def test_an_unsent_email_is_rescheduled_and_cancelled(operator: Browser, books: Books) -> None:
-    email_id = books.enqueue_one()
-
-    await operator.get(f"/ops/emails/{email_id}/reschedule")
-    wrong = await operator.submit("/reschedule", reason="later", send_at="tomorrow")
-    far = await operator.submit("/reschedule", reason="later", send_at="9999-01-01 00:00")
-    soon = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d %H:%M}"
-    done = await operator.submit("/reschedule", reason="later", send_at=soon)
-
-    assert (wrong.status, far.status) == (422, 422)
-    assert 'value="tomorrow"' in wrong.body.decode()
-    assert (done.status, books.status(email_id)) == (303, "waiting")
-    await operator.get(f"/ops/emails/{email_id}/cancel")
-    assert (await operator.submit("/cancel", reason="the order was cancelled")).status == 303
-    assert books.status(email_id) == "cancelled"
-    assert "is never sent" in text_of(await operator.follow())
-
-
 async def test_content_is_revealed_only_with_a_reason_on_record(operator: Browser, books: Books) -> None:
     email_id = books.enqueue_one(to=ANN, subject="Code 4711", text="Secret text", html="<b onclick=x()>Secret html</b>")
 
@@ -248,23 +177,6 @@ async def test_content_is_revealed_only_with_a_reason_on_record(operator: Browse
     assert "<b onclick" not in html
     assert audited(books) == [("reveal", "ticket 4711")]
     assert revealed.headers["cache-control"] == "no-store"
-
-
-async def test_an_email_without_content_offers_no_replay(operator: Browser, books: Books) -> None:
-    email_id = dead_email(books)
-    books.connection.execute("delete from email_content where email_id = %s", [email_id])
-
-    page = await operator.get(f"/ops/emails/{email_id}")
-
-    assert "cannot be sent again: its content was deleted" in text_of(page)
-    assert (await operator.get(f"/ops/emails/{email_id}/replay")).status == 409
-
-
-async def test_the_story_refreshes_itself_until_the_email_is_finished(operator: Browser, books: Books) -> None:
-    unfinished, finished = books.enqueue_one(), dead_email(books, "held")
-
-    assert b"data-refresh" in (await operator.get(f"/ops/emails/{unfinished}")).body
-    assert b"data-refresh" not in (await operator.get(f"/ops/emails/{finished}")).body
 
 
 async def test_another_tenants_email_is_not_found_by_any_name(shop_operator: Browser, books: Books) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from dispatcher.api.ops_page.plain_text import MAX_CHARACTERS, breakable, cut, plain, visible
+from dispatcher.api.ops_page.plain_text import visible
 from tests.api.ops_page.browsing import Browser, text_of
 from tests.api.ops_page.rows import event, write
 from tests.api.running_api import Answer
@@ -164,24 +164,6 @@ async def test_what_is_wrong_is_said_beside_its_field(operator: Browser) -> None
         assert (await operator.get(f"/ops/{path}")).status == 400, path
     refused = await operator.get("/ops/events?after=WyJ4IiwgIngiLCAiengiXQ")
     assert (refused.status, "No event matches." in text_of(refused)) == (400, True)
-
-
-def test_a_long_text_is_shortened_and_can_be_opened() -> None:
-    html = plain("<b>" + "x" * 64_000)
-
-    assert html.startswith('<details class="long"><summary><bdi>&lt;b&gt;xxx')
-    assert "64,003 characters" in html
-    assert html.count("x") > 64_000
-    assert html.count("<wbr>") == 64_003 // 80
-    assert "<details" not in plain("x" * 64_000, opens=False)
-    assert cut("x" * (MAX_CHARACTERS + 7)).endswith("… (7 characters more)")
-
-
-def test_a_long_word_can_be_broken_after_each_80_characters_outside_of_entities() -> None:
-    assert breakable("<" * 161) == "<wbr>".join(["&lt;" * 80, "&lt;" * 80, "&lt;"])
-    for text in ("", "W" * 80, "a word " * 100, "\0" * 3, f"{'W' * 80} {'W' * 80}\n"):
-        assert breakable(text) == text
-    assert breakable("x" * 200_000).replace("<wbr>", "") == "x" * 200_000
 
 
 def test_characters_that_mislead_are_shown_as_escapes_and_joiners_stay() -> None:

@@ -398,19 +398,6 @@ def test_a_claim_may_be_nested_and_a_path_that_leads_to_no_text_allows_nothing(
             visitor_of({"sub": "1", **claims}, settings)
 
 
-def test_too_many_groups_are_named_as_the_cause() -> None:
-    source = {"src1": {"endpoint": "https://graph.example.com/"}}
-    overage = {"_claim_names": {"groups": "src1"}, "_claim_sources": source}
-    with pytest.raises(PageError, match="because you are in more than 200 groups") as refused:
-        visitor_of({"sub": "1", **overage}, loaded())
-
-    assert "app roles (DISPATCHER_OPS_OIDC_CLAIM=roles)" in (refused.value.remedy or "")
-    with_roles = {"sub": "1", "roles": ["mail-operators"], **overage}
-    with pytest.raises(PageError, match="more than 200 groups"):
-        visitor_of(with_roles, loaded(OPS_OIDC_CLAIM="roles", OPS_OIDC_TENANT_CLAIM="groups"))
-    assert visitor_of(with_roles, loaded(OPS_OIDC_CLAIM="roles")).may_act
-
-
 def test_an_address_allows_something_only_if_the_issuer_has_verified_it() -> None:
     settings = loaded(OPS_OIDC_CLAIM="email", OPS_OIDC_OPERATE="ann@example.com, bob@example.com")
     ann = {"sub": "1", "email": "ann@example.com"}
