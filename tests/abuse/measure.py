@@ -177,11 +177,12 @@ async def attacked_api(host: Host) -> AsyncIterator[AttackedApi]:
             work.cancel()
 
 
-def make_held(connection: psycopg.Connection) -> None:
-    """Inserts held emails of the attacker's tenant."""
+def make_held(connection: psycopg.Connection) -> list[str]:
+    """Inserts held emails of the attacker's tenant, and returns their ids."""
     fields: Any = {"sender": EMAIL["from"], "to": EMAIL["to"], "subject": "Held", "text": "Held."}
     emails = [Email(message_key=f"held-{number}", tenant_id="attacker", **fields) for number in range(HELD)]
-    enqueue_many(connection, emails)
+    ids = [str(answer.email_id) for answer in enqueue_many(connection, emails)]
     connection.execute(
         "update email_log set status = 'held', publish_due_at = null, error_type = 'outcome_unknown', attempt_count = 1"
     )
+    return ids

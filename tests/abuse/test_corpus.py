@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
 from tests.abuse.attack import CORPUS
-from tests.abuse.measure import AttackedApi, CaseResult, attacked_api
+from tests.abuse.measure import AttackedApi, CaseResult, attacked_api, make_held
 from tests.acceptance.harness import Host
+from tests.api.running_api import make_key
 
 MAX_REMAINING_MB: Final = 64.0
 HEAVY_USE: Final = "heavy use: batches of 1,000"
@@ -24,6 +28,8 @@ MAX_MEMORY_MB: Final = 320.0
 """The default of DISPATCHER_API_MEMORY_BYTES, plus a text of 39 MB with a character of four bytes."""
 MIN_SENDS_SHARE: Final = 0.9
 ATTEMPTS: Final = 3
+SECONDS: Final = 180
+HERE: Final = Path(__file__).parent
 pytestmark = pytest.mark.abuse
 
 
@@ -68,3 +74,27 @@ def _faults(result: CaseResult) -> list[str]:
     if result.sends_share < MIN_SENDS_SHARE:
         faults.append("sends")
     return faults
+
+
+def test_schemathesis_finds_nothing_with_keys_and_held_emails(host: Host, connection: psycopg.Connection) -> None:
+    key = make_key(connection, tenant_id="attacker", scopes=["send", "read", "operate"])
+    held = make_held(connection)
+    api = host.command("api", API_ADDRESS="127.0.0.1:0", LOG_FORMAT="json", PROVIDERS="")
+    port = int(api.await_events("api.started")["listener"].rpartition(":")[2])
+
+    words = ["--config-file", str(HERE / "schemathesis.toml"), "run", f"http://127.0.0.1:{port}/openapi.json"]
+    options = [f"--header=Authorization: Bearer {key}", "--continue-on-failure", f"--max-time={SECONDS}"]
+    environment = {**os.environ, "HELD": ",".join(held), "SCHEMATHESIS_HOOKS": "tests.abuse.schemathesis_hooks"}
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "schemathesis"), *words, *options],
+        cwd=host.folder,
+        env=environment | {"PYTHONPATH": str(HERE.parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    actions = connection.execute("select distinct action from operator_audit").fetchall()
+    assert {("confirm",), ("release",), ("replay",)} <= set(actions)
+    assert not api.events("error.unexpected")
