@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from starlette.requests import Request
+from structlog.testing import capture_logs
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.fair_limiter import FairLimiter
@@ -41,6 +42,18 @@ async def until_refused(api: Api, token: str | None = None) -> None:
         return (await api.get("/v1/emails", token=token)).status == 401
 
     await until_answer(is_refused)
+
+
+async def test_open_access_is_logged_at_the_start(settings: Settings, connection: psycopg.Connection) -> None:
+    levels = []
+    for _ in range(2):
+        with capture_logs() as events:
+            async with running(settings):
+                pass
+        levels.append([event["log_level"] for event in events if event["event"] == "api.anonymous_allowed"])
+        make_key(connection)
+
+    assert levels == [["warning"], []]
 
 
 async def test_after_the_first_key_every_request_needs_a_key_in_its_header(token: str, api: Api) -> None:
