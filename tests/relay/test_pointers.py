@@ -11,6 +11,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.domain.controls import Controls, TenantLimit
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.relay.pointers import BATCH, PointerPublisher
 from dispatcher.relay.shares import Shares
@@ -359,3 +360,11 @@ def test_a_batch_leaves_no_email_out_while_it_has_room_and_lanes_with_many_email
 
     assert Counter(lane for lane, _ in order) == turns
     assert [lane for lane, _ in order] == sorted((lane for lane, _ in order), key=list(waiting).index)
+
+
+def test_a_tenant_without_tokens_waits_for_one() -> None:
+    shares = Shares({"normal": Queue()})
+    shares.set_controls(Controls(tenants={"acme": TenantLimit("acme", per_second=4.0)}))
+
+    assert shares.allot({("normal", "acme"): 5}, BATCH) == []
+    assert 0 < shares.wait_seconds <= 1 / 4

@@ -196,6 +196,7 @@ BLAMES = {
     "throttling of several": (f"{THROTTLED_IN_A_ROW}*throttle new", "?P", f"paused 0 {DEFAULT_PAUSE_SECONDS:g}"),
     "throttling of one": ("2*throttle a", "??", CLOSED),
     "throttling with a time": ("throttle new 30", "P", "paused 0 30"),
+    "throttling with the shortest time": (f"throttle new {DEFAULT_PAUSE_SECONDS:g}", "P", "paused 0 1"),
     "throttled with a time again": ("throttle a 30, wait, throttle a 30", "P?", CLOSED),
     "throttled after a success": ("throttle a 30, wait, ok, throttle a 30", "PE", CLOSED),
     "a fault that one email meets": ("fault a, wait, ok, fault a", "PE", CLOSED),

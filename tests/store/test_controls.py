@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dispatcher.store.connections import Pool
-from dispatcher.store.controls import LatestControls
+from dispatcher.store.controls import LatestControls, count_due
 from tests.store.books import Books
 from tests.store.pausing import pause
 from tests.waiting import until_answer
@@ -65,3 +65,18 @@ async def test_a_pause_that_ends_by_itself_is_found(pool: Pool, books: Books) ->
         return (await latest.read()).pauses == ()
 
     await until_answer(has_ended)
+
+
+async def test_due_emails_are_counted_for_each_lane_and_tenant(pool: Pool, books: Books) -> None:
+    for tenant_id, normal, urgent in (("a", 1, 2), ("b", 3, 0)):
+        for lane, emails in (("normal", normal), ("urgent", urgent)):
+            for email_id in books.enqueue(emails, tenant_id=tenant_id):
+                books.change(email_id, lane=lane)
+
+    found = await count_due(pool)
+
+    assert [(due.emails, due.lane, due.tenant_id) for due in found] == [
+        (3, "normal", "b"),
+        (2, "urgent", "a"),
+        (1, "normal", "a"),
+    ]
