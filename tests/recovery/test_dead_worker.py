@@ -21,7 +21,7 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.services import Periodic
-from dispatcher.recovery.ledgers import LedgerRecovery
+from dispatcher.recovery.ledgers import RETRY_SECONDS, LedgerRecovery
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.telemetry import metrics
@@ -525,7 +525,7 @@ async def test_a_session_that_does_not_end_delays_only_its_own_ledger_until_the_
     host.die((unnamed, unsent), (wire, on_the_wire), (done, answered(Accepted())))
     host.die((others[0], unsent), (others[1], on_the_wire), worker="host:w1:18:cafe")
     with frozen_sessions(host.books, WORKER):
-        await settlement.run_once()
+        assert await settlement.run_once() == RETRY_SECONDS
 
         assert host.statuses(*others) == ["pending", "held"]
         assert host.statuses(*leases) == ["sending"] * 3
@@ -536,6 +536,7 @@ async def test_a_session_that_does_not_end_delays_only_its_own_ledger_until_the_
 
     await until_answer(lambda: looked(settlement, lambda: host.ledgers() == []))
     assert host.statuses(*leases) == ["pending", "held", "sent"]
+    assert await settlement.run_once() is None
 
 
 async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
