@@ -20,7 +20,6 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelive
 from dispatcher.domain.status import Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
-from dispatcher.host.services import Periodic
 from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
@@ -623,14 +622,3 @@ async def test_a_ledger_is_kept_until_its_locked_emails_can_be_recorded_or_their
         await until_answer(lambda: looked(recovery, lambda: host.ledgers() == []))
 
     assert host.statuses(each) == [status]
-
-
-async def test_the_relay_settles_a_ledger_within_moments_of_a_death(host: Host) -> None:
-    async with host.recovery() as recovery:
-        running = asyncio.create_task(Periodic(recovery).run())
-        leases = await host.lease(2)
-
-        host.die((leases[0], unsent), (leases[1], answered(Accepted())))
-
-        await until(lambda: host.books.statuses() == {"pending": 1, "sent": 1})
-        running.cancel()

@@ -31,12 +31,11 @@ from dispatcher.store.migrations import migrate
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.settlement import find_leases
 from dispatcher.store.timeline import Timeline
-from tests.broker.proxy import Proxy
 from tests.chaos.cluster import PostgresPair, private
 from tests.recovery.conftest import Relays
 from tests.recovery.lost_workers import EXPIRED, WORKER
 from tests.recovery.tally import counted
-from tests.relay.running import leader, next_round
+from tests.relay.running import next_round
 from tests.store.books import Books, email
 from tests.store.damage import refused
 from tests.store.results import result
@@ -112,25 +111,6 @@ async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_renewing_worker
         assert await store.renew({living: leases[living].token}, 60) == {living}
         assert await other_store.lease(books.keys([living]), 60) == []
     assert books.statuses() == {"sending": 1, "held": 1}
-
-
-@pytest.mark.slow
-async def test_if_no_relay_reaches_rabbitmq_the_leader_stays_and_recovers(
-    relays: Relays, books: Books, store: LeaseStore
-) -> None:
-    async with Proxy(relays.amqp_url) as proxy:
-        for _ in range(2):
-            await relays.start(proxy.url, LEASE_SECONDS="6")
-        first = await until(lambda: leader(books))
-        await until(lambda: len(books.sessions("dispatcher relay")) == 2)
-        proxy.sever()
-        email_id = books.enqueue_one()
-        await store.lease(books.keys([email_id]), 60)
-        books.change(email_id, locked_until=EXPIRED)
-
-        await until(lambda: books.status(email_id) == "held")  # this takes longer than a change of the leader would
-
-        assert leader(books) == first
 
 
 async def test_an_email_overtaken_by_later_ones_is_published_again_while_the_queue_is_full(

@@ -27,7 +27,6 @@ from dispatcher.errors import (
 )
 from dispatcher.store.arrays import BatchDumper
 from dispatcher.store.connections import (
-    PROBE_SECONDS,
     Pool,
     TimedSession,
     connect_async,
@@ -191,24 +190,6 @@ async def test_a_frozen_server_is_store_unavailable_as_soon_as_a_probe_fails(tab
         async with asyncio.timeout(10):  # without the probe, the session would wait for `answer_seconds`
             with pytest.raises(StoreUnavailable), translated():
                 await opened.execute("select 1")
-
-
-@pytest.mark.slow
-async def test_a_frozen_server_is_given_up_once_for_all_sessions_of_a_pool(tables_url: str) -> None:
-    async with Proxy(tables_url) as server:
-        pool = make_pool(server.url, name="patient", size=4)
-        await pool.open(wait=True)
-        server.freeze_node()
-
-        async with asyncio.timeout(2.5 * PROBE_SECONDS):
-            with pytest.raises(StoreUnavailable):
-                async with session(pool) as opened:
-                    await opened.execute("select 1")
-
-        server.thaw()
-        async with session(pool) as another:
-            await another.execute("select 1")
-        await pool.close()
 
 
 async def test_a_slow_statement_continues_while_the_server_answers_probes(tables_url: str) -> None:
