@@ -307,6 +307,17 @@ async def test_an_email_that_another_worker_has_leased_since_is_changed_only_by_
     assert (host.row(proven)["status"], host.row(proven)["provider_message_id"]) == ("sent", "late")
 
 
+async def test_a_crash_is_not_counted_for_a_suspect_that_its_worker_has_leased_again(host: Host) -> None:
+    (suspect,) = await host.lease()
+    await host.worker.release({suspect.email_id: suspect.token})
+    await host.worker.lease(host.books.keys([suspect.email_id]), 600)
+    host.die((suspect, rendering))
+
+    await host.settle()
+
+    assert (host.row(suspect)["crash_count"], host.row(suspect)["lease_token"]) == (0, 2)
+
+
 async def test_the_ledger_of_a_live_worker_is_not_settled(host: Host) -> None:
     (each,) = await host.lease()
     living = Ledger(host.run_dir, worker=WORKER, slot=SLOT, slots=1)
@@ -583,18 +594,21 @@ async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host
     assert host.ledgers() == []
 
 
-async def test_a_recovered_email_that_an_operator_discarded_stays_held_unless_it_was_accepted(host: Host) -> None:
-    unnamed, deferred, given_back, accepted = leases = await host.lease(4)
-    steps = [(unnamed, unsent), (deferred, answered(THROTTLED)), (given_back, unsent)]
+async def test_a_recovered_email_that_an_operator_discarded_or_confirmed_is_changed_only_by_an_acceptance(
+    host: Host,
+) -> None:
+    unnamed, deferred, given_back, accepted, confirmed = leases = await host.lease(5)
+    steps = [(unnamed, unsent), (deferred, answered(THROTTLED)), (given_back, unsent), (confirmed, unsent)]
     host.die(*steps, (accepted, answered(Accepted())))
     await host.recover_elsewhere()
     for each in leases:
         host.books.change(each.email_id, dead_letter_due_at=None, dead_letter_discarded_at=BEGAN)
+    host.books.change(confirmed.email_id, status="sent", dead_letter_discarded_at=None)
 
-    await host.worker.release({given_back.email_id: given_back.token})
+    await host.worker.release({each.email_id: each.token for each in (given_back, confirmed)})
     await host.settle()
 
-    assert host.statuses(*leases) == ["held", "held", "held", "sent"]
+    assert host.statuses(*leases) == ["held", "held", "held", "sent", "sent"]
     assert host.row(unnamed)["dead_letter_discarded_at"] == BEGAN
     assert host.ledgers() == []
 
