@@ -52,6 +52,7 @@ REFUSED_FOR_A_DAY = Deferred(Reason.REFUSED, "come back tomorrow", "451 4.7.1", 
 NO_USER = Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1")
 LAST: dict[str, Any] = {"attempt_count": 2}
 """The next attempt is the last one."""
+PINNED: dict[str, Any] = {"provider": "resend", "pinned_at": BEGAN, "crash_count": 2}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ LAST: dict[str, Any] = {"attempt_count": 2}
         pytest.param(unsent, {}, "pending", None, (0, 0), id="unsent"),
         pytest.param(rendering, {}, "pending", "worker_crashed", (0, 1), id="rendering"),
         pytest.param(rendering, {"crash_count": 2}, "failed", "worker_crashed", (0, 3), id="rendering, third crash"),
+        pytest.param(rendering, PINNED, "held", "worker_crashed", (0, 3), id="rendering what a provider may have"),
         pytest.param(on_the_wire, {}, "held", "outcome_unknown", (1, 0), id="on the wire"),
         pytest.param(on_the_wire, {"on_uncertain": "hold"}, "held", "outcome_unknown", (1, 0), id="to be held"),
         pytest.param(on_the_wire, {"on_uncertain": "resend"}, "pending", "outcome_unknown", (1, 0), id="to be resent"),
@@ -174,15 +176,6 @@ async def test_an_email_that_may_be_at_a_provider_with_keys_is_pinned_while_its_
         expected = (pinned_at or now).timestamp()
         assert (row["provider"], row["pinned_at"].timestamp()) == ("resend", pytest.approx(expected, abs=1.0))
         assert row["publish_due_at"] is not None
-
-
-async def test_a_pinned_email_that_crashes_every_worker_is_held(host: Host) -> None:
-    (each,) = await host.lease(provider="resend", pinned_at=datetime.now(UTC), crash_count=2)
-    host.die((each, rendering))
-
-    await host.settle(**KEYED)
-
-    assert host.statuses(each) == ["held"]
 
 
 async def test_after_a_partial_delivery_only_the_other_recipients_are_left(host: Host) -> None:
