@@ -338,7 +338,6 @@ BEFORE_BASELINE = "Run `dispatcher init` of commit bb5680df first"
         ([*BASELINE, (9999, "later", "x")], "9999 later, which this release does not have", ""),
         ([OLDEST, (64, "attempts_in_rows", "x")], "0064 attempts_in_rows, from before the baseline", BEFORE_BASELINE),
         ([OLDEST, (65, "lease_indexes", "x")], "0065 lease_indexes, from before the baseline", BEFORE_BASELINE),
-        ([OLDEST, (66, "of_nobody", "x")], "0066 of_nobody, from before the baseline", BEFORE_BASELINE),
     ],
 )
 def test_tables_of_another_text_or_release_are_refused_with_a_remedy(
