@@ -52,7 +52,7 @@ from dispatcher.store.queries import all_queries
 from tests.api.ops_page.browsing import Browser, forms_of
 from tests.api.running_api import EMAIL, UNREACHABLE_AMQP_URL, Answer, Api, make_key, running, settings_of
 from tests.cli.commandline import CommandLine
-from tests.store.statements import prepared
+from tests.test_sql import prepared
 
 ACTIONS = all_actions()
 CHANGES = [each for each in ACTIONS if issubclass(each, Change) and each.http and not issubclass(each, Batch)]

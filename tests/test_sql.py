@@ -1,22 +1,42 @@
-"""Each named query is used, each used name has a query, and statuses in SQL agree with those of the domain."""
+"""Each named query is used and has the columns of its signature, each used name has a query, and statuses in SQL agree
+with those of the domain."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 import psycopg
 import pytest
 
+import dispatcher.store
 from dispatcher.actions import all_actions
 from dispatcher.actions.action import Action
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.migrations import all_migrations
 from dispatcher.store.queries import all_queries
-from tests.store.statements import prepared
+from dispatcher.store.statements import STATEMENTS, Record, Statement
 from tests.test_layers import FOLDER
+
+_NOT_PREPARED = re.compile(r"(listen|create|drop|set|grant|revoke|do)\b")
+
+
+def prepared(name: str, text: str) -> bytes | None:
+    """A statement with numbered parameters, in the order of first use; None if PREPARE does not accept its kind."""
+    numbers: dict[str, str] = {}
+    for parameter in re.findall(r"%\((\w+)\)[sb]", text):
+        numbers.setdefault(parameter, f"${len(numbers) + 1}")
+    if _NOT_PREPARED.match(text):
+        return None
+    numbered = re.sub(r"%\((\w+)\)[sb]", r"{\1}", text).format_map(numbers).replace("%%", "%")
+    return f"prepare {name} as {numbered}".encode()
 
 
 def modules(*words: str) -> Iterator[ast.Module]:
@@ -96,6 +116,53 @@ def test_postgresql_can_parse_every_statement_with_any_search_path(tables_url: s
                 continue  # the type depends on the value
             except psycopg.Error as error:
                 pytest.fail(f"{name}: {error}")
+
+
+def columns_of(kind: Any) -> list[str | None] | None:
+    """The name of each column of a result, if it is known; None if the signature leaves the columns open."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is None or kind is bool or kind is Record:
+        return None
+    if origin in (list, set):
+        return columns_of(parts[0])
+    if origin is UnionType:
+        return columns_of(next(part for part in parts if part is not NoneType))
+    if origin is dict:
+        return [None, *(columns_of(parts[1]) or [None])]
+    if origin is tuple:
+        return [None] * len(parts)
+    if is_dataclass(kind):
+        return [each.name for each in fields(kind)]
+    return list(getattr(kind, "_fields", [None]))
+
+
+def faults_of(connection: psycopg.Connection, statement: Statement[..., Any]) -> list[str]:
+    """What differs between a signature and its statement."""
+    text = all_queries()[statement.name].decode()
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)[sbt]", text)))
+    _, *parameters = inspect.signature(statement.stub).parameters
+    if sorted(names) != sorted(parameters) or statement.stub.__defaults__:
+        return [f"parameters: {parameters}, not {names}; only a keyword can have a default"]
+    wanted, preparing = columns_of(statement.returns), prepared(statement.name, text)
+    if wanted is None or preparing is None:
+        return []
+    connection.execute(preparing)
+    described = connection.pgconn.describe_prepared(statement.name.encode())
+    found = [(described.fname(at) or b"").decode() for at in range(described.nfields)]
+    if len(found) > len(wanted):  # the last fields may have defaults
+        return [f"{len(found)} columns for {len(wanted)} fields"]
+    pairs = zip(wanted, found, strict=False)
+    return [f"{name}, not {column}" for name, column in pairs if column in wanted and column != name]
+
+
+def test_each_signature_fits_its_statement(tables_url: str) -> None:
+    for module in iter_modules(dispatcher.store.__path__, "dispatcher.store."):
+        import_module(module.name)
+    with psycopg.connect(tables_url, autocommit=True) as connection:
+        faults = {statement.name: faults_of(connection, statement) for statement in STATEMENTS}
+
+    assert len(faults) > 50
+    assert {name: wrong for name, wrong in faults.items() if wrong} == {}
 
 
 def words(definition: str) -> set[str]:

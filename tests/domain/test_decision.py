@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -134,15 +134,6 @@ def test_the_deferred_rest_of_a_partial_delivery_gets_one_attempt_per_redelivery
 ) -> None:
     assert after(partial(has_progress=has_progress), 1, **options) == (decision or RetryIn(0.75))
     assert after(partial(has_progress=has_progress, reason=BUSY), 1, **options) == RetryIn(0.75)
-
-
-def test_each_transition_is_made_by_one_decision_or_by_no_worker_and_leads_to_a_known_status() -> None:
-    transitions = [decision.transition for decision in get_args(Decision)]
-
-    assert len(set(transitions)) == len(transitions)
-    assert {Status.PENDING, *TRANSITIONS.values()} == set(Status)
-    assert {transition for _, transition in TRANSITIONS} == set(Transition)
-    assert set(Status) - {Status.PENDING, Status.WAITING, Status.SENDING} == FINISHED
 
 
 def test_sent_is_final_and_only_an_operator_or_evidence_changes_failed_and_held() -> None:

@@ -46,14 +46,6 @@ def refusal(**fields: Any) -> tuple[str, str]:
     return caught.value.field, caught.value.reason
 
 
-def test_one_address_or_a_list_becomes_a_tuple() -> None:
-    email = an_email(to=(), cc="c@x.example", bcc=("d@x.example",), reply_to=["e@x.example", "B <b@x.example>"])
-
-    assert (email.to, email.cc, email.bcc) == ((), ("c@x.example",), ("d@x.example",))
-    assert email.reply_to == ("e@x.example", "B <b@x.example>")
-    assert an_email(to=(), bcc="ann@example.org").bcc == ("ann@example.org",)
-
-
 def test_an_empty_body_counts_as_absent() -> None:
     assert an_email(text="", html="<p>Hi</p>").text is None
     assert refusal(text="", html="")[0] == "text"
@@ -61,26 +53,19 @@ def test_an_empty_body_counts_as_absent() -> None:
 
 
 def test_an_email_is_immutable_and_can_be_compared_hashed_and_replaced() -> None:
-    email = an_email(headers={"X-Order": "17"})
-
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        email.subject = "Other"  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        email.headers["X-Other"] = "1"  # type: ignore[index]
-    assert email == an_email(headers={"X-Order": "17"})
-    assert hash(email) == hash(an_email(headers={"X-Order": "17"}))
-    assert dataclasses.replace(email, subject="Other").subject == "Other"
-
-
-def test_changing_the_arguments_later_does_not_change_the_email() -> None:
     to, headers, attachments = ["ann@example.org"], {"X-Order": "17"}, [PDF]
     email = an_email(to=to, headers=headers, attachments=attachments)
 
     to.append("bob@example.org\r\n")
     headers["Bcc"] = "bob@example.org"
     attachments.clear()
-
-    assert email == an_email(headers={"X-Order": "17"}, attachments=[PDF])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        email.subject = "Other"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        email.headers["X-Other"] = "1"  # type: ignore[index]
+    same = an_email(headers={"X-Order": "17"}, attachments=[PDF])
+    assert (email, hash(email)) == (same, hash(same))
+    assert dataclasses.replace(email, subject="Other").subject == "Other"
 
 
 def test_the_repr_shows_nothing_private() -> None:
@@ -324,16 +309,6 @@ def test_a_message_can_be_pickled_and_copied(message: Message) -> None:
     assert dataclasses.asdict(message)["headers"] == message.headers
 
 
-def test_an_application_can_derive_classes_with_other_constructors() -> None:
-    class Welcome(Email):
-        def __init__(self, recipient: str) -> None:
-            super().__init__(message_key=f"welcome {recipient}", sender="a@example.com", to=recipient, text="Welcome")
-
-    welcome = Welcome("b@example.com")
-
-    assert (welcome.to, welcome.text, welcome.message_key) == (("b@example.com",), "Welcome", "welcome b@example.com")
-
-
 def test_times_are_kept_in_utc() -> None:
     zone = timezone(timedelta(hours=5, minutes=30))
 
@@ -350,7 +325,6 @@ def test_times_are_kept_in_utc() -> None:
     [
         ("Europe/Berlin", "2026-03-29 02:30", 0, "03:30"),
         ("Europe/Berlin", "2026-03-29 02:30", 1, "01:30"),
-        ("Australia/Lord_Howe", "2026-10-04 02:15", 0, "02:45"),
         ("Europe/Berlin", "2026-03-29 03:00", 0, None),
         ("Europe/Berlin", "2026-10-25 02:30", 1, None),  # occurs twice
     ],

@@ -67,13 +67,6 @@ def test_ticks_follow_a_clock_that_is_set_back_by_a_second_or_more(seconds_back:
     assert ticks.next((50 - seconds_back) * SECOND_NS) == (50 - seconds_back) * 1000 * 4096
 
 
-def test_the_time_of_the_rfc_example_is_as_the_rfc_states() -> None:
-    # RFC 9562, appendix A.6.
-    example = UUID("017F22E2-79B0-7CC3-98C4-DC0C0C07398F")
-
-    assert time_of(example) == datetime(2022, 2, 22, 14, 22, 22, tzinfo=timezone(timedelta(hours=-5)))
-
-
 @given(st.datetimes(min_value=datetime(1970, 1, 2), timezones=st.just(UTC) | st.just(timezone(timedelta(hours=-11)))))  # noqa: DTZ001
 def test_the_lowest_id_of_an_instant_has_its_millisecond(instant: datetime) -> None:
     lowest = lowest_id_at(instant)

@@ -90,28 +90,18 @@ def test_a_refusal_names_the_missing_field(name: str) -> None:
     assert refusal(PLAIN | {name: None}) == (name, reason)
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("From", "From"),
-        ("subject ", "subject "),
-        ("a\r\nb\x1b[31m", "a??b?[31m"),
-        ("\u202e\ud800", "??"),
-        ("x" * 1_000_000, "x" * 40 + "…"),
-        (7, "int"),
-    ],
-)
-def test_the_name_of_an_unknown_field_is_made_printable(name: object, shown: str) -> None:
-    document: dict[Any, Any] = dict(PLAIN)
-    document[name] = 1
-
-    assert refusal(document) == (shown, "is not a field of an email; check the spelling")
+UNKNOWN = "is not a field of an email; check the spelling"
 
 
 @pytest.mark.parametrize(
     ("document", "field", "reason"),
     [
         *((wrong, "email", "must be a JSON object") for wrong in (None, [], "email", 17, [PLAIN], b"{}")),
+        (
+            {**PLAIN, "\u202e\ud800" + "x" * 1_000_000: 1},
+            "??" + "x" * 38 + "…",
+            "is not a field of an email; check the spelling",
+        ),
         ({**PLAIN, "sender": "a@example.com"}, "sender", "is not a field of an email; the field is named from"),
         ({**PLAIN, "attachments": [{}] * 101}, "attachments", "has more than 100 attachments"),  # decodes none
     ],

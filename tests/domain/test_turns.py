@@ -37,10 +37,6 @@ def test_a_name_gets_no_credit_for_the_time_when_it_did_not_wait() -> None:
     assert serve(turns, ["a", "b"], 100) == {"a": 50, "b": 50}
 
 
-def test_of_equal_clocks_the_first_name_is_next() -> None:
-    assert serve(Turns(lambda _: 1.0), ["urgent", "normal"], 1) == {"urgent": 1}
-
-
 def test_a_name_that_leaves_and_returns_after_each_email_gets_no_more_than_its_share() -> None:
     turns = Turns(lambda _: 1.0)
     served: Counter[str] = Counter()

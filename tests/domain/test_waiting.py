@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, ProviderProblem, WaitReason, explain_wait
+from dispatcher.domain.waiting import Facts, ProviderProblem, WaitReason, explain_wait
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -72,19 +72,6 @@ def test_a_lock_comes_first_and_its_holders_are_named() -> None:
 
     assert found.reason is WaitReason.LOCKED
     assert found.detail == "Another transaction holds a lock on the email's row: pid 7 (psql), idle in transaction."
-
-
-@pytest.mark.parametrize(
-    ("ahead", "words"),
-    [
-        (1, "1 email is ahead of it; 2 workers send."),
-        (MAX_AHEAD_COUNT, "10,000 or more emails are ahead of it; 2 workers send."),
-    ],
-)
-def test_emails_ahead_are_counted_up_to_a_limit(ahead: int, words: str) -> None:
-    found = explain_wait(facts(ahead=ahead))
-
-    assert (found.detail, found.ahead) == (words, ahead)
 
 
 def test_a_rate_limit_that_slows_the_queue_is_named() -> None:

@@ -29,8 +29,9 @@ from dispatcher.store.leases import LeaseStore
 from dispatcher.transport.signed_post import trusting_context
 from tests.monitor.receiver import Posted, Receiver, receiving, write_ca
 from tests.store.books import Books
+from tests.store.damage import disk_full
 from tests.store.results import result
-from tests.store.test_outgoing_events import add_webhook, announce, await_feed, disk_full
+from tests.store.test_outgoing_events import add_webhook, announce, await_feed
 from tests.waiting import until
 
 DAY: Final = timedelta(days=1)
@@ -198,7 +199,7 @@ async def test_after_a_full_disk_an_event_is_delivered_again_with_the_same_id(mo
     await monitor.add()
     events = monitor.announce(3)
 
-    with disk_full(monitor.books.connection, "update on webhook"):
+    with disk_full(monitor.books.connection, "update on webhook for each row"):
         await monitor.round()
     await monitor.run()
 

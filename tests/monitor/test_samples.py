@@ -28,8 +28,8 @@ from tests.broker.rabbit import Rabbit
 from tests.monitor.hosts import host
 from tests.providers.listeners import listening
 from tests.store.books import Books
+from tests.store.damage import disk_full
 from tests.store.damaged_rows import insert_damaged
-from tests.store.test_outgoing_events import disk_full
 from tests.waiting import until_answer
 
 
@@ -100,7 +100,7 @@ async def test_a_monitor_waits_for_a_commit_while_postgresql_can_be_read_but_not
     slot = table.take_slot("monitor", 0)
     reporting = HostReporting(pool, table.statuses, slot.commit, holder="host-1:x", host="host-1")
     waits: list[float] = []
-    with disk_full(books.connection, "insert or update on host_presence"):
+    with disk_full(books.connection, "insert or update on host_presence for each row"):
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await reporting.run_once()

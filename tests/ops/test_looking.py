@@ -28,6 +28,7 @@ from dispatcher.ops.email_history import find_messages
 from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
 from dispatcher.ops.reconcile import reconcile
 from dispatcher.store.connections import connect_async
+from dispatcher.store.failures import find_dead_lettered, republish_dead_letters
 from tests.ops.dead_emails import Desk
 from tests.ops.decisions import decide
 from tests.waiting import until_answer
@@ -233,6 +234,28 @@ async def test_reconcile_reports_and_fixes_every_kind_of_difference(queue: Desk)
     assert (untouched, due) == (9, set(missing))
     assert (after.count, after.dead_letters, len(after.poison)) == (0, 4, 1)
     assert queue.audit()[-1]["detail"] == {"missing": 2, "stale": 3, "duplicates": 1, "orphans": 0}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"status": "pending"},
+        {"attempt_count": 4},
+        {"error_type": "suppressed"},
+        {"dead_letter_due_at": "epoch"},
+        {"dead_letter_discarded_at": "epoch"},
+    ],
+    ids=str,
+)
+async def test_an_email_that_changed_since_its_dead_letter_was_missed_gets_no_dead_letter(
+    queue: Desk, columns: dict[str, Any]
+) -> None:
+    changed, missing = queue.create(2)
+    found = await find_dead_lettered(queue.session)
+    assert found.keys() == {changed, missing}
+    queue.books.change(changed, **columns)
+
+    assert await republish_dead_letters(queue.session, found) == {missing}
 
 
 async def test_dead_letters_of_deleted_emails_are_removed_and_audited(queue: Desk) -> None:

@@ -20,7 +20,6 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelive
 from dispatcher.domain.status import Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
-from dispatcher.host.services import Periodic
 from dispatcher.recovery.ledgers import RETRY_SECONDS, LedgerRecovery
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
@@ -53,6 +52,7 @@ REFUSED_FOR_A_DAY = Deferred(Reason.REFUSED, "come back tomorrow", "451 4.7.1", 
 NO_USER = Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1")
 LAST: dict[str, Any] = {"attempt_count": 2}
 """The next attempt is the last one."""
+PINNED: dict[str, Any] = {"provider": "resend", "pinned_at": BEGAN, "crash_count": 2}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,7 @@ LAST: dict[str, Any] = {"attempt_count": 2}
         pytest.param(unsent, {}, "pending", None, (0, 0), id="unsent"),
         pytest.param(rendering, {}, "pending", "worker_crashed", (0, 1), id="rendering"),
         pytest.param(rendering, {"crash_count": 2}, "failed", "worker_crashed", (0, 3), id="rendering, third crash"),
+        pytest.param(rendering, PINNED, "held", "worker_crashed", (0, 3), id="rendering what a provider may have"),
         pytest.param(on_the_wire, {}, "held", "outcome_unknown", (1, 0), id="on the wire"),
         pytest.param(on_the_wire, {"on_uncertain": "hold"}, "held", "outcome_unknown", (1, 0), id="to be held"),
         pytest.param(on_the_wire, {"on_uncertain": "resend"}, "pending", "outcome_unknown", (1, 0), id="to be resent"),
@@ -175,15 +176,6 @@ async def test_an_email_that_may_be_at_a_provider_with_keys_is_pinned_while_its_
         expected = (pinned_at or now).timestamp()
         assert (row["provider"], row["pinned_at"].timestamp()) == ("resend", pytest.approx(expected, abs=1.0))
         assert row["publish_due_at"] is not None
-
-
-async def test_a_pinned_email_that_crashes_every_worker_is_held(host: Host) -> None:
-    (each,) = await host.lease(provider="resend", pinned_at=datetime.now(UTC), crash_count=2)
-    host.die((each, rendering))
-
-    await host.settle(**KEYED)
-
-    assert host.statuses(each) == ["held"]
 
 
 async def test_after_a_partial_delivery_only_the_other_recipients_are_left(host: Host) -> None:
@@ -306,6 +298,17 @@ async def test_an_email_that_another_worker_has_leased_since_is_changed_only_by_
     assert [host.row(each) for each in (lost, suspect)] == before
     assert host.outcomes(lost, suspect) == [["uncertain"], []]
     assert (host.row(proven)["status"], host.row(proven)["provider_message_id"]) == ("sent", "late")
+
+
+async def test_a_crash_is_not_counted_for_a_suspect_that_its_worker_has_leased_again(host: Host) -> None:
+    (suspect,) = await host.lease()
+    await host.worker.release({suspect.email_id: suspect.token})
+    await host.worker.lease(host.books.keys([suspect.email_id]), 600)
+    host.die((suspect, rendering))
+
+    await host.settle()
+
+    assert (host.row(suspect)["crash_count"], host.row(suspect)["lease_token"]) == (0, 2)
 
 
 async def test_the_ledger_of_a_live_worker_is_not_settled(host: Host) -> None:
@@ -585,18 +588,21 @@ async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host
     assert host.ledgers() == []
 
 
-async def test_a_recovered_email_that_an_operator_discarded_stays_held_unless_it_was_accepted(host: Host) -> None:
-    unnamed, deferred, given_back, accepted = leases = await host.lease(4)
-    steps = [(unnamed, unsent), (deferred, answered(THROTTLED)), (given_back, unsent)]
+async def test_a_recovered_email_that_an_operator_discarded_or_confirmed_is_changed_only_by_an_acceptance(
+    host: Host,
+) -> None:
+    unnamed, deferred, given_back, accepted, confirmed = leases = await host.lease(5)
+    steps = [(unnamed, unsent), (deferred, answered(THROTTLED)), (given_back, unsent), (confirmed, unsent)]
     host.die(*steps, (accepted, answered(Accepted())))
     await host.recover_elsewhere()
     for each in leases:
         host.books.change(each.email_id, dead_letter_due_at=None, dead_letter_discarded_at=BEGAN)
+    host.books.change(confirmed.email_id, status="sent", dead_letter_discarded_at=None)
 
-    await host.worker.release({given_back.email_id: given_back.token})
+    await host.worker.release({each.email_id: each.token for each in (given_back, confirmed)})
     await host.settle()
 
-    assert host.statuses(*leases) == ["held", "held", "held", "sent"]
+    assert host.statuses(*leases) == ["held", "held", "held", "sent", "sent"]
     assert host.row(unnamed)["dead_letter_discarded_at"] == BEGAN
     assert host.ledgers() == []
 
@@ -624,14 +630,3 @@ async def test_a_ledger_is_kept_until_its_locked_emails_can_be_recorded_or_their
         await until_answer(lambda: looked(recovery, lambda: host.ledgers() == []))
 
     assert host.statuses(each) == [status]
-
-
-async def test_the_relay_settles_a_ledger_within_moments_of_a_death(host: Host) -> None:
-    async with host.recovery() as recovery:
-        running = asyncio.create_task(Periodic(recovery).run())
-        leases = await host.lease(2)
-
-        host.die((leases[0], unsent), (leases[1], answered(Accepted())))
-
-        await until(lambda: host.books.statuses() == {"pending": 1, "sent": 1})
-        running.cancel()

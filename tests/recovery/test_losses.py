@@ -13,8 +13,10 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
@@ -23,7 +25,7 @@ from dispatcher import enqueue
 from dispatcher.broker import pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.cli.checks import CheckState, check_postgresql
-from dispatcher.domain.status import Status
+from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session
 from dispatcher.store.leases import LeaseStore
@@ -31,12 +33,10 @@ from dispatcher.store.migrations import migrate
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.settlement import find_leases
 from dispatcher.store.timeline import Timeline
-from tests.broker.proxy import Proxy
 from tests.chaos.cluster import PostgresPair, private
-from tests.recovery.conftest import Relays
 from tests.recovery.lost_workers import EXPIRED, WORKER
 from tests.recovery.tally import counted
-from tests.relay.running import leader, next_round
+from tests.relay.running import Relay, next_round
 from tests.store.books import Books, email
 from tests.store.damage import refused
 from tests.store.results import result
@@ -46,37 +46,42 @@ from tests.waiting import until
 HOUR = 3600.0
 
 
+async def take(relay: Relay, count: int, *, dead: bool) -> list[UUID]:
+    """Takes so many messages from the send queue, or the DLQ; returns the emails."""
+    messages = await relay.rabbit.take_all(relay.settings.dlq if dead else relay.settings.queue, count)
+    return [message.pointer.email_id for message in messages]
+
+
 @pytest.mark.parametrize(("policy", "status"), [("hold", "held"), ("resend", "pending")])
 async def test_an_email_of_a_dead_host_is_judged_by_the_leading_hosts_policy(
-    relays: Relays, books: Books, store: LeaseStore, policy: str, status: str
+    relay: Relay, books: Books, store: LeaseStore, policy: str, status: str
 ) -> None:
     email_id = books.enqueue_one()
     await store.lease(books.keys([email_id]), 60)
     books.change(email_id, locked_until=EXPIRED)
 
     with counted() as counts:
-        await relays.start(ON_UNCERTAIN=policy, LEASE_SECONDS="1")
-        (message,) = await relays.take(dead=policy == "hold")
+        await relay.start(replace(relay.settings, on_uncertain=OnUncertain(policy), lease_seconds=1.0))
+        taken = await take(relay, 1, dead=policy == "hold")
 
     assert counts == Counter({("rescued", "lease_expired"): 1, ("held", "lease_expired"): int(status == "held")})
-    assert message.pointer.email_id == email_id
-    assert books.status(email_id) == status
+    assert (taken, books.status(email_id)) == ([email_id], status)
 
 
 async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recovery(
-    relays: Relays, books: Books, store: LeaseStore
+    relay: Relay, books: Books, store: LeaseStore
 ) -> None:
     living, gone = books.enqueue(2)
     leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
     for email_id in (living, gone):
         books.change(email_id, locked_until=EXPIRED)
 
-    await relays.start(LEASE_SECONDS="8")
+    await relay.start(replace(relay.settings, lease_seconds=8.0))
     await until(lambda: books.sessions("dispatcher relay"))
     enqueue(books.connection, email("next"))
     # Once this message arrives, the relay leads and has run each service once. The relay then observes the leases for
     # three quarters of LEASE_SECONDS.
-    await relays.take()
+    await relay.take(1)
 
     assert await store.renew({living: leases[living].token}, 60) == {living}
     await until(lambda: books.status(gone) == "held")
@@ -84,24 +89,24 @@ async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recov
 
 
 async def test_without_rabbitmq_everything_stays_due_and_recovery_continues(
-    relays: Relays, books: Books, store: LeaseStore
+    relay: Relay, books: Books, store: LeaseStore
 ) -> None:
     due, expired = books.enqueue(2)
     await store.lease(books.keys([expired]), 60)
     books.change(expired, locked_until=EXPIRED)
 
-    await relays.start("amqp://nobody:secret@127.0.0.1:1/%2F", LEASE_SECONDS="1")
+    await relay.start(replace(relay.settings, amqp_url="amqp://nobody:secret@127.0.0.1:1/%2F", lease_seconds=1.0))
 
     await until(lambda: books.status(expired) == "held")
     assert books.row(due)["publish_due_at"] is not None
 
 
 async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_renewing_worker_of_another_host(
-    clock: SteeredClock, relays: Relays, books: Books, store: LeaseStore, other_store: LeaseStore
+    clock: SteeredClock, relay: Relay, books: Books, store: LeaseStore, other_store: LeaseStore
 ) -> None:
     living, gone = books.enqueue(2)
     leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
-    await relays.start(LEASE_SECONDS="12")
+    await relay.start(replace(relay.settings, lease_seconds=12.0))
     await next_round(books)
 
     clock.set(HOUR)
@@ -114,27 +119,8 @@ async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_renewing_worker
     assert books.statuses() == {"sending": 1, "held": 1}
 
 
-@pytest.mark.slow
-async def test_if_no_relay_reaches_rabbitmq_the_leader_stays_and_recovers(
-    relays: Relays, books: Books, store: LeaseStore
-) -> None:
-    async with Proxy(relays.amqp_url) as proxy:
-        for _ in range(2):
-            await relays.start(proxy.url, LEASE_SECONDS="6")
-        first = await until(lambda: leader(books))
-        await until(lambda: len(books.sessions("dispatcher relay")) == 2)
-        proxy.sever()
-        email_id = books.enqueue_one()
-        await store.lease(books.keys([email_id]), 60)
-        books.change(email_id, locked_until=EXPIRED)
-
-        await until(lambda: books.status(email_id) == "held")  # this takes longer than a change of the leader would
-
-        assert leader(books) == first
-
-
 async def test_an_email_overtaken_by_later_ones_is_published_again_while_the_queue_is_full(
-    relays: Relays, books: Books, store: LeaseStore
+    relay: Relay, books: Books, store: LeaseStore
 ) -> None:
     lost, being_sent, *waiting = books.enqueue(12)
     books.connection.execute("update email_log set publish_due_at = null, published_at = now() - interval '1 minute'")
@@ -145,37 +131,35 @@ async def test_an_email_overtaken_by_later_ones_is_published_again_while_the_que
         # slow.
         books.change(email_id, published_at=datetime.now(UTC) + timedelta(seconds=50))
         body = pointer.encode(pointer.Pointer(email_id, books.key(email_id)))
-        await relays.rabbit.publish(relays.topology.queue, body)
+        await relay.rabbit.publish(relay.settings.queue, body)
 
-    await relays.start(LEASE_SECONDS="1")
+    await relay.start(replace(relay.settings, lease_seconds=1.0))
 
-    messages = await relays.take(len(waiting) + 1)
-    assert messages[-1].pointer.email_id == lost
+    assert (await relay.take(len(waiting) + 1))[-1] == lost
 
 
-async def test_a_lost_message_from_before_a_clock_jump_back_is_published_again(relays: Relays, books: Books) -> None:
+async def test_a_lost_message_from_before_a_clock_jump_back_is_published_again(relay: Relay, books: Books) -> None:
     email_id = books.enqueue_one()
     books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC) + timedelta(hours=1))
 
     with counted() as counts:
-        await relays.start()
-        (message,) = await relays.take()
+        await relay.start()
+        assert await relay.take(1) == [email_id]
         await until(lambda: counts)
 
-    assert message.pointer.email_id == email_id
     assert counts == Counter({("rescued", "message_lost"): 1})
 
 
 @pytest.mark.parametrize(("share_of_a_lease", "is_lost"), [(0.4, False), (0.6, True)])
 async def test_a_message_counts_as_lost_half_a_lease_after_it_was_published(
-    relays: Relays, books: Books, share_of_a_lease: float, is_lost: bool
+    relay: Relay, books: Books, share_of_a_lease: float, is_lost: bool
 ) -> None:
-    settings = relays.settings(LEASE_SECONDS="3600")
+    settings = replace(relay.settings, lease_seconds=HOUR)
     email_id = books.enqueue_one()
     published_at = datetime.now(UTC) - timedelta(seconds=share_of_a_lease * HOUR)
     books.change(email_id, publish_due_at=None, published_at=published_at)
 
-    async with await connect_async(relays.url, name="test relay") as session:
+    async with await connect_async(settings.database_url, name="test relay") as session:
         publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
         await LostMessages(settings, Outbox(session), publisher.find).run_once()
         await publisher.close()
@@ -194,17 +178,17 @@ def was_promoted(books: Books, *, was_synchronous: bool = False) -> datetime:
 
 @pytest.mark.parametrize(("policy", "status"), [("hold", "held"), ("resend", "pending")])
 async def test_emails_that_lost_commits_may_have_sent_are_judged_by_policy_with_a_reason(
-    relays: Relays, books: Books, policy: str, status: str
+    relay: Relay, books: Books, policy: str, status: str
 ) -> None:
     due, published = books.enqueue(2)
     books.change(published, publish_due_at=None, published_at=books.row(published)["created_at"])
     was_promoted(books)
 
     with capture_logs() as logs:
-        await relays.start(LEASE_SECONDS="1", ON_UNCERTAIN=policy)
-        messages = await relays.take(2, dead=policy == "hold")
+        await relay.start(replace(relay.settings, lease_seconds=1.0, on_uncertain=OnUncertain(policy)))
+        taken = await take(relay, 2, dead=policy == "hold")
 
-    assert {message.pointer.email_id for message in messages} == {due, published}
+    assert set(taken) == {due, published}
     for email_id in (due, published):
         row = books.row(email_id)
         assert (row["status"], row["was_uncertain"], row["error_type"]) == (status, True, "outcome_unknown")
@@ -215,7 +199,7 @@ async def test_emails_that_lost_commits_may_have_sent_are_judged_by_policy_with_
 
 @pytest.mark.parametrize("is_waiting", [False, True], ids=["released for later", "waiting"])
 async def test_an_email_whose_later_time_had_come_may_have_been_sent_in_lost_commits(
-    relays: Relays, books: Books, is_waiting: bool
+    relay: Relay, books: Books, is_waiting: bool
 ) -> None:
     came, comes = books.enqueue(2)
     ago = was_promoted(books) - timedelta(seconds=10)
@@ -227,10 +211,9 @@ async def test_an_email_whose_later_time_had_come_may_have_been_sent_in_lost_com
         )
         books.change(email_id, created_at=ago - timedelta(minutes=1), **times)
 
-    await relays.start(LEASE_SECONDS="1")
+    await relay.start(replace(relay.settings, lease_seconds=1.0))
 
-    (letter,) = await relays.take(dead=True)
-    assert letter.pointer.email_id == came
+    assert await take(relay, 1, dead=True) == [came]
     row = books.row(comes)
     assert (row["status"], row["publish_due_at"] is None) == ("waiting" if is_waiting else "pending", is_waiting)
 
@@ -249,24 +232,23 @@ async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_email
     assert not any(row["publish_due_at"] for row in books.rows())
 
 
-async def test_an_email_enqueued_after_the_promotion_is_published_at_once(relays: Relays, books: Books) -> None:
+async def test_an_email_enqueued_after_the_promotion_is_published_at_once(relay: Relay, books: Books) -> None:
     promoted_at = was_promoted(books)
     email_id = books.enqueue_one()
     assert books.row(email_id)["created_at"] > promoted_at
 
-    await relays.start()
+    await relay.start()
 
-    (message,) = await relays.take()
-    assert message.pointer.email_id == email_id
+    assert await relay.take(1) == [email_id]
 
 
 async def test_leases_from_before_the_promotion_are_recorded_by_their_workers_and_not_released_by_settlement(
-    relays: Relays, books: Books, store: LeaseStore, pool: Pool
+    relay: Relay, books: Books, store: LeaseStore, pool: Pool
 ) -> None:
     living, dead = books.enqueue(2)
     leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, dead]), 1)}
     was_promoted(books)
-    await relays.start(LEASE_SECONDS="1")
+    await relay.start(replace(relay.settings, lease_seconds=1.0))
     await until(lambda: all("promotion" in row["locked_by"] for row in books.rows()))
 
     assert await store.renew({living: leases[living].token}, 60) == {living}
@@ -274,40 +256,38 @@ async def test_leases_from_before_the_promotion_are_recorded_by_their_workers_an
     async with session(pool) as connection:
         assert await find_leases(connection, "worker-1") == []
 
-    (letter,) = await relays.take(dead=True)
-    assert letter.pointer.email_id == dead
+    assert await take(relay, 1, dead=True) == [dead]
     assert "failed over" in books.row(dead)["last_error"]
 
 
 async def test_the_promotion_of_a_synchronous_standby_leaves_nothing_in_doubt(
-    relays: Relays, books: Books, store: LeaseStore
+    relay: Relay, books: Books, store: LeaseStore
 ) -> None:
     due, leased = books.enqueue(2)
     await store.lease(books.keys([leased]), 60)
     was_promoted(books, was_synchronous=True)
 
     with capture_logs() as logs:
-        await relays.start()
-        (message,) = await relays.take()
+        await relay.start()
+        assert await relay.take(1) == [due]
 
-    assert message.pointer.email_id == due
     assert books.row(leased)["locked_by"] == "worker-1"
     (told,) = [log for log in logs if log["event"] == "store.promoted"]
     assert not told["lossy"]
 
 
 async def test_nothing_is_published_while_postgresql_refuses_to_mark_an_uncertain_lease(
-    relays: Relays, books: Books
+    relay: Relay, books: Books
 ) -> None:
     leased, _ = books.enqueue(2)
     books.change(leased, status="sending", locked_by=WORKER, locked_until="9999-01-01 00:00+00", publish_due_at=None)
     was_promoted(books)
 
     with refused(books.connection, leased, "new.locked_by <> old.locked_by"), capture_logs() as logs:
-        await relays.start()
+        await relay.start()
         await until(lambda: sum(log["event"] == "store.connection_lost" for log in logs) > 1)
 
-        assert await relays.rabbit.take(relays.topology.queue) is None
+        assert await relay.is_empty()
 
 
 @pytest.fixture
@@ -325,13 +305,13 @@ def pair() -> Iterator[PostgresPair]:
 
 @pytest.mark.slow
 async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued_ones_are_sent(
-    pair: PostgresPair, relays: Relays
+    pair: PostgresPair, relay: Relay
 ) -> None:
-    relays.url = pair.url
-    findings = await asyncio.to_thread(lambda: list(check_postgresql(relays.settings(LEASE_SECONDS="4"))))
+    settings = replace(relay.settings, database_url=pair.url, lease_seconds=4.0)
+    findings = await asyncio.to_thread(lambda: list(check_postgresql(settings)))
     (finding,) = [found for found in findings if found.subject == "PostgreSQL standbys"]
     assert finding.state is CheckState.WARNING
-    await relays.start(LEASE_SECONDS="4")
+    await relay.start(settings)
     with pair.session(pair.primary) as connection:
         books = Books(connection)
         finished, in_hand, queued = books.enqueue(3)
@@ -344,7 +324,9 @@ async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued
         async with worker_of(pair) as store:
             leases = {lease.email_id: lease for lease in await store.lease(books.keys([finished, in_hand]), 60)}
             await store.record([result(leases[finished], Status.SENT)])
-    messages = await relays.take(3)  # workers acked two messages as finished; one is still queued
+    messages = await relay.rabbit.take_all(
+        settings.queue, 3
+    )  # workers acked two messages as finished; one is still queued
 
     pair.end(pair.primary, signal.SIGINT)
     pair.promote()

@@ -53,22 +53,25 @@ def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
 
 
 @contextmanager
-def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iterator[None]:
-    """Makes PostgreSQL refuse this kind of change to the email's row during the block."""
-    connection.execute("""
-        create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$
-    """)
+def disk_full(connection: psycopg.Connection, row: str, error: str = "disk_full") -> Iterator[None]:
+    """During the block, PostgreSQL reports a full disk, or another error, for `row`: `insert on t for each row`."""
     connection.execute(
-        f"""
-        create trigger refuse before update on email_log
-        for each row when (old.email_id = '{email_id}' and ({change})) execute function refuse()
-        """.encode()
+        "create function refuse() returns trigger language plpgsql as "
+        f"'begin raise exception using errcode = ''{error}'', message = ''refused''; end'".encode()
     )
+    connection.execute(f"create trigger refuse before {row} execute function refuse()".encode())
     try:
         yield
     finally:
-        connection.execute("drop trigger refuse on email_log")
-        connection.execute("drop function refuse")
+        connection.execute("drop function refuse cascade")
+
+
+@contextmanager
+def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iterator[None]:
+    """Makes PostgreSQL refuse this kind of change to the email's row during the block."""
+    row = f"update on email_log for each row when (old.email_id = '{email_id}' and ({change}))"
+    with disk_full(connection, row, "raise_exception"):
+        yield
 
 
 @contextmanager

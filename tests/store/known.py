@@ -28,7 +28,6 @@ class Known:
             `dead_letter_since` is the same for the dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
         rows: The email's attempts: number, outcome and worker.
-        is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
         impossible: The kinds of events that were reported before any attempt.
         proven_by: The provider whose event waits to settle the email, or has settled it.
@@ -55,7 +54,6 @@ class Known:
     expiries: int = 0
     dead_letter_since: int | None = None
     is_discarded: bool = False
-    is_suppressed: bool = False
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
@@ -88,7 +86,7 @@ class Known:
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
-        self.is_suppressed = self.is_overdue = False
+        self.is_overdue = False
         if status in FINISHED:
             self.announced.append(status)
 

@@ -17,26 +17,20 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import psycopg
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from psycopg_pool import AsyncConnectionPool
 
-from dispatcher import enqueue
-from dispatcher.actions.batch import Batch, Judged
+from dispatcher.actions.batch import Judged
 from dispatcher.actions.dlq import DiscardDead
-from dispatcher.actions.held import Confirm, Release
 from dispatcher.domain.event import EventKind, OutgoingKind, ProviderEvent
 from dispatcher.domain.failures import ItemOutcome
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
-from dispatcher.errors import MessageKeyConflict
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
-from dispatcher.store.drafts import DraftStore
 from dispatcher.store.events import EventRow, store_events
-from dispatcher.store.failures import find_dead_lettered, republish_dead_letters
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import ids_within
@@ -51,7 +45,7 @@ from dispatcher.store.settlement import (
 )
 from dispatcher.store.statements import fetch
 from tests.ops.decisions import decide
-from tests.store.books import Books, email
+from tests.store.books import Books
 from tests.store.known import Known
 from tests.store.results import RECORDABLE, result
 
@@ -152,7 +146,6 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.run, self.relay, self.books = sessions.run, sessions.relay, sessions.books
         self.outbox = Outbox(sessions.relay)
-        self.drafts = DraftStore(sessions.pool, publish_in_seconds=0.0)
         self.stores = {name: sessions.store(name) for name in (*WORKERS, RELAY)}
         for statement in EMPTIED:
             self.books.connection.execute(statement)
@@ -296,9 +289,7 @@ class Machine(RuleBasedStateMachine):
 
     def _record(self, known: Known, worker: str, lease: Lease, status: Status, error_type: str | None = None) -> None:
         lease_seconds = LONG_SECONDS if status is Status.SENDING else None
-        code = (
-            "250" if len(known.rows) % 2 else None
-        )  # `record` stores an acceptance with a code, not `record_accepted`
+        code = "250" if len(known.rows) % 2 else None  # then `record`, not `record_accepted`, stores an acceptance
         closing = result(lease, status, lease_seconds=lease_seconds, error_type=error_type, provider_code=code)
         ours = self.run(self.stores[worker].record([closing]))
         is_evidence = status is Status.SENT and known.status is not Status.SENT
@@ -310,7 +301,7 @@ class Machine(RuleBasedStateMachine):
             self.counted[closing.outcome] += 1
             known.record(status, closing.outcome, self._now())
             if error_type == Reason.SUPPRESSED:
-                known.is_suppressed, known.dead_letter_since = True, None
+                known.dead_letter_since = None
                 known.announced[-1] = "suppressed"
         elif known.rescued_token == lease.token and not is_stopped:
             self.counted[closing.outcome] += 1
@@ -622,15 +613,6 @@ class Machine(RuleBasedStateMachine):
             then(self, known, *known.leases[-1], recorded)
         self._cancel_expired()
 
-    @rule(number=NUMBER, status=STATUS)
-    def enqueue_again(self, number: int, status: Status) -> None:
-        known = self._prepared(number, status)
-        assert not known.is_over
-        same = enqueue(self.books.connection, email(known.key, on_uncertain=known.policy, **known.times))
-        assert same.email_id == known.email_id
-        with pytest.raises(MessageKeyConflict):
-            enqueue(self.books.connection, email(known.key, subject="Another"))
-
     @rule(number=NUMBER, is_late=st.booleans())
     def publish(self, number: int, is_late: bool) -> None:
         due = self.run(self.outbox.find_publish_due(100))
@@ -644,17 +626,6 @@ class Machine(RuleBasedStateMachine):
             self.run(self.outbox.mark_published({row.email_id: row.due_at for row in due}))
         for known in wanted:
             known.due_since = known.due_since if known.due_since and known.due_since > looked else None
-
-    @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
-    def announce(self, number: int, status: Status, is_late: bool) -> None:
-        known = self._prepared(number, Status.PENDING)
-        due_at = self.books.row(known.email_id)["publish_due_at"] or EXPIRED
-        if is_late:
-            self._prepared(number, Status.SENDING)
-            self._release(known, *known.leases[-1], status)
-        self.run(self.drafts.mark_published({known.email_id: due_at}))
-        if not is_late:
-            known.due_since = None
 
     @rule(
         number=NUMBER,
@@ -759,18 +730,6 @@ class Machine(RuleBasedStateMachine):
         for known in gone:
             known.due_since = self._now()
 
-    @rule(number=NUMBER, status=STATUS, decision=st.sampled_from([Confirm, Release]))
-    def decide_on_a_held_email(self, number: int, status: Status, decision: type[Batch]) -> None:
-        known = self._prepared(number, status)
-        (verdict,) = self.run(decide(self.relay, decision(reason=PERSON["reason"]), known.email_id))
-        decided = verdict in ("confirmed", "released")
-        assert decided == (known.status is Status.HELD)
-        if decided and decision is Confirm:
-            self.counted["accepted"] += 1
-            known.close(Status.SENT, self._now())
-        elif decided:
-            known.replay(self._now())
-
     def _prepared_after_doubt(self, number: int, status: Status, is_in_doubt: bool) -> Known:
         """Like `_prepared`, but if `is_in_doubt`, the email had an uncertain attempt before."""
         if is_in_doubt:
@@ -794,23 +753,6 @@ class Machine(RuleBasedStateMachine):
         assert discarded == (known.is_dead and not known.is_discarded)
         if discarded:
             known.is_discarded, known.dead_letter_since = True, None
-
-    @rule(
-        number=NUMBER, status=STATUS, is_discarded=st.booleans(), is_out=st.booleans(), fewer=st.sampled_from([0, 0, 1])
-    )
-    def lose_a_dead_letter(self, number: int, status: Status, is_discarded: bool, is_out: bool, fewer: int) -> None:
-        known = self._prepared(number, status)
-        if is_discarded:
-            self.discard_a_dead_letter(number, status)
-        if is_out:
-            self.publish_dead_letters(number, status, is_late=False)
-        has_none = known.is_discarded or known.is_suppressed
-        is_missed = known.is_dead and not known.dead_letter_since and not has_none
-        assert (known.email_id in self.run(find_dead_lettered(self.relay))) == is_missed
-        again = self.run(republish_dead_letters(self.relay, {known.email_id: known.attempts - fewer}))
-        assert bool(again) == (is_missed and not fewer)
-        if again:
-            known.dead_letter_since = self._now()
 
     @invariant()
     def tables_are_as_known(self) -> None:

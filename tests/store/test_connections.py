@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import psycopg
@@ -27,8 +26,6 @@ from dispatcher.errors import (
 )
 from dispatcher.store.arrays import BatchDumper
 from dispatcher.store.connections import (
-    PROBE_SECONDS,
-    Pool,
     TimedSession,
     connect_async,
     connected,
@@ -36,11 +33,9 @@ from dispatcher.store.connections import (
     session,
     translated,
 )
-from dispatcher.store.drafts import DraftStore
-from dispatcher.store.enqueueing import draft
 from dispatcher.store.statements import fetch
 from tests.broker.proxy import Proxy
-from tests.store.books import Books, email
+from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until
 
 SETTINGS = {
@@ -193,41 +188,12 @@ async def test_a_frozen_server_is_store_unavailable_as_soon_as_a_probe_fails(tab
                 await opened.execute("select 1")
 
 
-@pytest.mark.slow
-async def test_a_frozen_server_is_given_up_once_for_all_sessions_of_a_pool(tables_url: str) -> None:
-    async with Proxy(tables_url) as server:
-        pool = make_pool(server.url, name="patient", size=4)
-        await pool.open(wait=True)
-        server.freeze_node()
-
-        async with asyncio.timeout(2.5 * PROBE_SECONDS):
-            with pytest.raises(StoreUnavailable):
-                async with session(pool) as opened:
-                    await opened.execute("select 1")
-
-        server.thaw()
-        async with session(pool) as another:
-            await another.execute("select 1")
-        await pool.close()
-
-
 async def test_a_slow_statement_continues_while_the_server_answers_probes(tables_url: str) -> None:
     async with await connect_async(tables_url, name="patient") as opened:
         assert isinstance(opened, TimedSession)
         opened.probe_seconds = 0.1
 
         await opened.execute("select pg_sleep(0.5)")
-
-
-async def test_with_several_hosts_in_the_url_the_one_that_answers_is_used(tables_url: str) -> None:
-    place = urlsplit(tables_url).netloc.rpartition("@")[2]
-    several = f"{tables_url.replace(place, f'127.0.0.1:1,{place}')}?target_session_attrs=read-write"
-    async with make_pool(several, name="several", size=1) as pool, session(pool) as pooled:
-        await pooled.execute("select 1")
-    async with await connect_async(several, name="several") as single:
-        await single.execute("select 1")
-    with connected(several) as simple:
-        simple.execute("select 1")
 
 
 async def test_a_silent_server_is_store_unavailable_after_the_deadline_and_the_session_is_replaced(
@@ -358,23 +324,3 @@ def test_a_nul_is_refused_and_neither_truncates_the_text_nor_shows_it(
         connection.execute("select %s", [value])
 
     assert "ann" not in str(raised.value)
-
-
-TEMPLATE = {"template_id": "t-1", "text": None, "subject": ""}
-
-
-@pytest.mark.parametrize(
-    ("fields", "closed"),
-    [
-        ({"text": "x" * 50_000}, 0),
-        ({"text": "é" * 50_000}, 1),
-        ({**TEMPLATE, "template_data": {"items": "x" * 200_000}}, 1),
-    ],
-    ids=("small", "other characters", "template data"),
-)
-async def test_a_session_is_closed_after_a_large_statement(pool: Pool, fields: dict[str, Any], closed: int) -> None:
-    store = DraftStore(pool, publish_in_seconds=0.0)
-
-    await store.insert(draft([email(f"key-{number}", **fields) for number in range(25)]))
-
-    assert pool.get_stats().get("returns_bad", 0) == closed

@@ -7,9 +7,7 @@ differences of samples are the emails of a minute, and several monitors write on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
 
 import psycopg
 import pytest
@@ -19,11 +17,9 @@ from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, connect_async, connected
 from dispatcher.store.figures import count_emails, count_for_monitor, measure_latency, sum_attempts
 from dispatcher.store.old_transactions import OldTransaction, find_oldest_transaction
-from dispatcher.store.queries import query
 from dispatcher.store.samples import QueueDepth, list_samples, save_sample
 from tests.store.books import Books
 
-WAITING = 3_000
 HOUR = timedelta(hours=1)
 QUEUES = {"normal": QueueDepth(7, 2), "dlq": QueueDepth(1, 0)}
 
@@ -148,40 +144,6 @@ async def test_age_and_latency_of_a_scheduled_email_count_from_its_schedule(
     assert older == pytest.approx(3600, abs=60)
     assert latency is not None
     assert latency.p99_seconds == pytest.approx(2, abs=0.01)
-
-
-def rows_read(plan: dict[str, Any]) -> Iterator[int]:
-    """The rows that each scan of a table or index read."""
-    for child in plan.get("Plans", []):
-        yield from rows_read(child)
-    if "Relation Name" in plan:
-        yield plan["Actual Loops"] * (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0))
-
-
-REPEATED: Final[dict[str, dict[str, int]]] = {
-    "find_oldest_pending": {"limit": 100_000},
-    "find_flow": {"limit": 100},
-    "find_lost_messages": {"age_seconds": 60, "ahead_seconds": 90},
-    "find_oldest_dead_letters": {"limit": 100},
-    "list_workers": {},
-}
-
-
-def test_what_the_monitor_repeats_reads_no_waiting_email(own_database_url: str) -> None:
-    with psycopg.connect(own_database_url, autocommit=True) as connection:
-        books = Books(connection)
-        books.enqueue(WAITING)
-        connection.execute(
-            "update email_log set status = 'waiting', publish_due_at = null, wait_until = now() + interval '1 week'"
-        )
-        books.enqueue(3)
-        connection.execute("vacuum analyze email_log")
-
-        for name, parameters in REPEATED.items():
-            rows = connection.execute(b"explain (analyze, format json) " + query(name), parameters).fetchone()
-
-            assert rows is not None
-            assert sum(rows_read(rows[0][0]["Plan"])) < WAITING // 10, name
 
 
 SINCE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -65,7 +65,10 @@ async def test_a_lease_contains_the_whole_email(store: LeaseStore, books: Books)
     assert dict(email.headers) == {"X-One": "1", "X-Two": "zwei"}
     assert email.tags == ("receipt", "größe"), "no provider gets the mark of what is erased after sending"
     assert lease.octets_apart == 0
-    assert email.created_at == books.row(lease.email_id)["created_at"]
+    row = books.row(lease.email_id)
+    assert email.created_at == row["created_at"]
+    assert (row["locked_until"] - datetime.now(UTC)).total_seconds() == about(60)
+    assert (row["locked_by"], row["publish_due_at"], row["published_at"] is None) == ("worker-1", None, False)
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["size stored", "written by the release before"])
@@ -98,21 +101,6 @@ async def test_large_content_and_attachments_are_read_separately_from_the_lease(
     assert email.attachments == tuple(
         OutgoingAttachment(each.filename, each.content_type, each.content) for each in files
     )
-
-
-async def test_a_leased_row_has_its_owner_and_its_end_and_is_not_due(store: LeaseStore, books: Books) -> None:
-    new, published = books.enqueue(2)
-    books.change(published, published_at=EXPIRED)
-
-    await store.lease(books.keys([new, published]), 60)
-
-    row = books.row(new)
-    (now,) = books.select("select clock_timestamp() as instant")
-    assert (row["status"], row["locked_by"], row["attempt_count"], row["lease_token"]) == ("sending", "worker-1", 1, 1)
-    assert timedelta(seconds=50) < row["locked_until"] - now["instant"] <= timedelta(seconds=60)
-    assert row["publish_due_at"] is None
-    assert row["published_at"] is not None
-    assert books.row(published)["published_at"] == EXPIRED, "the first publication time is kept"
 
 
 async def test_a_wrong_key_or_an_unknown_id_is_left_out_and_the_others_are_leased(

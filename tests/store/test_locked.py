@@ -7,7 +7,6 @@ commit.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from uuid import UUID, uuid4
@@ -15,13 +14,10 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.dev.servers import Servers
 from dispatcher.errors import StoreBusy
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.migrations import migrate
 from tests.store.books import Books
-from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -106,50 +102,3 @@ async def test_a_wait_for_a_lock_other_than_these_rows_still_raises(
         somebody_else.execute("lock table email_log in access exclusive mode")
         with pytest.raises(StoreBusy):
             await store.locked.execute_unlocked([email_id], lambda free: store.lease(dict.fromkeys(free, "key"), 60))
-
-
-@contextmanager
-def missing_standby(connection: psycopg.Connection) -> Iterator[None]:
-    """During the block, commits of other sessions wait for a missing standby."""
-    connection.execute("set synchronous_commit = local")
-    for command in ("alter system set synchronous_standby_names = 'away'", "select pg_reload_conf()"):
-        connection.execute(command.encode())
-    wait_until(lambda: connection.execute("show synchronous_standby_names").fetchone() == ("away",))
-    try:
-        yield
-    finally:
-        for command in ("alter system reset synchronous_standby_names", "select pg_reload_conf()"):
-            connection.execute(command.encode())
-
-
-async def test_rows_locked_by_a_commit_that_waits_for_a_standby_are_reported_as_such(
-    disturbed: Servers, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = disturbed.database_url
-    with psycopg.connect(url, autocommit=True) as connection:
-        migrate(connection)
-        books = Books(connection)
-        email_id = books.enqueue_one()
-
-        def record() -> None:
-            with psycopg.connect(url, application_name="worker-2", autocommit=True) as session:
-                session.execute("update email_log set tenant_id = tenant_id")
-
-        worker = threading.Thread(target=record)
-        with missing_standby(connection):
-            worker.start()
-            waiting = (
-                "select from pg_stat_activity where application_name = 'worker-2' and wait_event = 'SyncRep' "
-                f"and xact_start < clock_timestamp() - {BATCH_LOCK_SECONDS} * interval '1 second'"
-            )
-            wait_until(lambda: connection.execute(waiting.encode()).fetchone() is not None)
-            async with make_pool(url, name="test", size=1, lock_seconds=0.1) as pool:
-                store = LeaseStore(pool, worker="worker-1", slot="slot-1")
-                locked = await store.locked.find_locked([email_id], is_busy=True)
-        worker.join()
-
-    assert locked == {email_id}
-    told = capsys.readouterr().out
-    assert "store.commits_waiting" in told
-    assert "email.locked" not in told
-    assert "waiting for a synchronous standby to confirm its commit" in told

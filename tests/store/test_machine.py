@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from dispatcher.actions.held import Confirm
 from dispatcher.domain.status import Status
 from tests.store.books import Books
 from tests.store.machine import Machine, Sessions
@@ -52,13 +51,6 @@ RARELY_REACHED: Final[Mapping[str, Callable[[Machine], object]]] = {
     ),
     "its owner records a deferral after a recovery": (
         lambda run: run.owner_returns(0, False, None, Machine._record, Status.SENDING, Machine._record, False, False)
-    ),
-    "every recipient is suppressed": (
-        lambda run: (run.suppress_every_recipient(0), run.lose_a_dead_letter(0, Status.FAILED, False, False, 0))
-    ),
-    "a held email is confirmed": lambda run: run.decide_on_a_held_email(0, Status.HELD, Confirm),
-    "an email changed after its dead letter was lost": (
-        lambda run: run.lose_a_dead_letter(0, Status.FAILED, False, True, 1)
     ),
 }
 """Steps that random runs rarely reach."""

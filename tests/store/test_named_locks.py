@@ -113,14 +113,6 @@ async def test_a_frozen_session_loses_its_locks(other: AsyncSession, tables_url:
     await frozen.close()
 
 
-async def test_a_session_that_a_pooler_resets_loses_its_locks(session: AsyncSession, other: AsyncSession) -> None:
-    assert await acquire(session, "relay")
-
-    await session.execute("discard all")
-
-    assert await acquire(other, "relay")
-
-
 @pytest.mark.parametrize("is_free_before", [True, False], ids=["free", "left by an ended session"])
 async def test_of_two_sessions_that_take_a_lock_at_once_one_gets_it(
     session: AsyncSession, other: AsyncSession, books: Books, is_free_before: bool

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -23,6 +21,7 @@ from dispatcher.store.retention import PrunedStep, Pruner, Retention
 from dispatcher.store.statements import fetch
 from dispatcher.store.webhooks import find_due_webhooks, restore_feed
 from tests.store.books import Books
+from tests.store.damage import disk_full
 from tests.store.results import result
 from tests.waiting import wait_until
 
@@ -41,20 +40,6 @@ NOW: Final = datetime.now(UTC)
 def insert(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:
     """Inserts events; returns their ids in order."""
     return [row[0] for row in connection.execute(INSERT, [tenant, count]).fetchall()]
-
-
-@contextmanager
-def disk_full(connection: psycopg.Connection, when: str) -> Iterator[None]:
-    """While the block runs, PostgreSQL reports a full disk (53100) for such statements."""
-    connection.execute(
-        "create function refuse() returns trigger language plpgsql as "
-        "'begin raise exception using errcode = ''disk_full'', message = ''No space left on device''; end'"
-    )
-    connection.execute(f"create trigger refuse before {when} for each row execute function refuse()".encode())
-    try:
-        yield
-    finally:
-        connection.execute("drop function refuse cascade")
 
 
 def await_feed(connection: psycopg.Connection) -> None:
@@ -267,7 +252,7 @@ async def test_a_full_disk_loses_neither_a_result_nor_its_event(
     cursor = (await read_page(session, None, tenant="shop", limit=100)).next
     (lease,) = await store.lease(books.keys([books.enqueue_one(tenant_id="shop")]), 60)
 
-    with disk_full(books.connection, "insert on outgoing_event"), pytest.raises(StoreUnavailable):
+    with disk_full(books.connection, "insert on outgoing_event for each row"), pytest.raises(StoreUnavailable):
         await store.record([result(lease, Status.SENT)])
 
     assert books.status(lease.email_id) == "sending"

@@ -71,17 +71,6 @@ def test_a_partition_created_later_takes_its_rows_from_the_default_partition(con
     assert make(connection, FAR, weeks_ahead=1) == []
 
 
-def test_concurrent_calls_create_each_partition_once(database_url: str) -> None:
-    def run(_: int) -> list[str]:
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            return make(connection, FAR, weeks_ahead=2)
-
-    with ThreadPoolExecutor(3) as threads:
-        made = [name for names in threads.map(run, range(3)) for name in names]
-
-    assert len(made) == len(set(made)) == 3 * len(INSERTS)
-
-
 def test_creating_a_partition_waits_for_an_open_enqueue_and_moves_its_row(database_url: str, books: Books) -> None:
     email_id = lowest_id_at(FAR)
     with psycopg.connect(database_url) as application, ThreadPoolExecutor(1) as threads:

@@ -14,12 +14,10 @@ import pytest
 
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import OWN_SECRETS
-from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status
-from dispatcher.store.connections import AsyncSession
+from dispatcher.domain.status import FINISHED, OnUncertain, Status
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.results import storable
-from dispatcher.store.settlement import find_leases, release_found
 from tests.store.books import Books
 from tests.store.results import RECORDABLE, result
 from tests.waiting import until
@@ -285,40 +283,3 @@ def test_an_adapter_that_forgets_to_scrub_shows_no_secret(outcome: Outcome) -> N
     assert "<credential>" in detail
     assert "tok-12345678" not in detail
     assert "dG9rLTEyMzQ1Njc4" not in detail
-
-
-async def test_every_status_change_is_in_the_table_of_transitions(
-    store: LeaseStore, books: Books, session: AsyncSession, outbox: Outbox
-) -> None:
-    allowed = {(before, after) for (before, _), after in TRANSITIONS.items()}
-    seen: set[tuple[Status, Status]] = set()
-
-    async def watch(moved: str, **columns: object) -> None:
-        leases = dict(zip(Status, await lease_some(store, books, len(Status)), strict=True))
-        tokens = {lease.email_id: lease.token for lease in leases.values()}
-        for before, lease in leases.items():
-            books.change(lease.email_id, status=before, **columns)
-        match moved:
-            case "lease":
-                await store.lease(books.keys(list(tokens)), 60)
-            case "renew":
-                await store.renew(tokens, 60)
-            case "release":
-                await store.release(tokens)
-            case "release_unanswered":
-                await store.release_unanswered(list(tokens))
-            case "release_found":
-                await release_found(session, await find_leases(session, "worker-1"))
-            case "rescue":
-                await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
-            case status:
-                await store.record([result(lease, Status(status)) for lease in leases.values()])
-        seen.update((before, Status(books.status(lease.email_id))) for before, lease in leases.items())
-
-    for moved in ("lease", "renew", "release", "release_unanswered", "release_found", "rescue", *RECORDABLE):
-        await watch(moved)
-        await watch(moved, locked_until=EXPIRED, on_uncertain="resend")
-
-    moved_to = {pair for pair in seen if pair[0] is not pair[1]}
-    assert moved_to <= allowed
-    assert {(Status.PENDING, Status.SENDING), (Status.SENDING, Status.HELD), (Status.HELD, Status.SENT)} <= moved_to
