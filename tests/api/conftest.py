@@ -13,9 +13,6 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from tests.api.ops_page.browsing import Browser, signed_in
 from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, running, settings_of
-from tests.broker.takers import start_taker
-
-__all__ = ["start_taker"]
 
 
 @pytest.fixture

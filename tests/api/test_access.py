@@ -375,16 +375,6 @@ async def quotas(clocks: Clocks) -> AsyncIterator[Quotas]:
         yield Quotas(KeyStore(pool), lambda: clocks.steady)
 
 
-async def test_the_database_decides_which_day_it_is(settings: Settings, clocks: Clocks) -> None:
-    token = make_key(clocks.connection, recipients_per_day=1)
-    async with running(replace(settings, database_url=clocks.database_url)) as api:
-        accepted = await api.post("k-1", token=token)
-        refused = await api.post("k-2", token=token)
-
-    assert (accepted.status, refused.code) == (202, "quota-exceeded")
-    assert 1 <= int(refused.headers["retry-after"]) <= 10
-
-
 async def test_an_exhausted_quota_is_available_again_after_retry_after_and_late_returns_do_not_count(
     clocks: Clocks, quotas: Quotas
 ) -> None:

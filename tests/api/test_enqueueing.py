@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,6 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from tests.acceptance.rabbit import Rabbit
 from tests.api.running_api import EMAIL, Api, running, settings_of
-from tests.broker.takers import StartTaker
 from tests.waiting import until, until_answer
 
 
@@ -201,17 +199,6 @@ async def test_a_missing_queue_of_a_lane_does_not_delay_the_emails_of_other_lane
 
         # No relay runs, so the API published these messages itself.
         await until(lambda: rabbit.waiting(topology.queue) == 10)
-
-
-async def test_emails_of_a_batch_share_messages_while_workers_are_fast(
-    servers: Servers, database_url: str, topology: Topology, start_taker: StartTaker
-) -> None:
-    taker = await start_taker(servers.amqp_url, topology.queue)
-    async with running(settings_of(database_url, servers.amqp_url, topology, PREFETCH="1")) as api:
-        numbers = itertools.count()
-        while max(taker.sizes, default=0) < 2:
-            emails = [EMAIL | {"message_key": f"k-{next(numbers)}"} for _ in range(500)]
-            await api.call("POST", "/v1/emails/batch", body={"emails": emails})
 
 
 async def test_after_database_errors_which_are_logged_once_each_requests_succeed_again(

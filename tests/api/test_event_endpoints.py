@@ -19,7 +19,6 @@ from dispatcher.cli.api import api_settings
 from dispatcher.config import Settings
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.events import twilio
-from dispatcher.events.sendgrid import SIGNATURE_HEADER
 from dispatcher.providers.twilio import TwilioSettings
 from tests.abuse.raw_connection import JSON, head
 from tests.api.running_api import EMAIL, Answer, Api, make_key, running
@@ -157,10 +156,10 @@ async def test_forged_requests_occupy_half_of_the_slots_at_most(event_settings: 
     assert mine.status == 200
 
 
-async def stalled(api: Api, path: str, sent: int, size: int, *headers: str) -> tuple[str, asyncio.StreamWriter]:
+async def stalled(api: Api, path: str, sent: int, size: int) -> tuple[str, asyncio.StreamWriter]:
     """Sends the first bytes of a body, and then nothing. Returns what the API answered before the body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    writer.write(head(f"POST {path}", JSON, f"Content-Length: {size}", "Expect: 100-continue", *headers))
+    writer.write(head(f"POST {path}", JSON, f"Content-Length: {size}", "Expect: 100-continue"))
     answer = (await reader.readline()).decode()
     writer.write(b"x" * sent)
     await writer.drain()
@@ -171,22 +170,6 @@ async def stalled(api: Api, path: str, sent: int, size: int, *headers: str) -> t
 def small_settings(event_settings: Settings) -> Settings:
     """Settings with so little memory that a provider's share is 256 KiB."""
     return replace(event_settings, api_memory_bytes=1 << 20, api_max_body_bytes=100 << 10)
-
-
-async def test_connections_that_send_one_byte_keep_no_event_out(small_settings: Settings, key: SendGridKey) -> None:
-    sns = Sns()
-    async with running(small_settings, fetch=sns.fetch) as api:
-        email_id = await enqueued(api)
-        headers = [f"{name}: {value}" for name, value in key.headers(b"").items()]
-        begun = [await stalled(api, SES, 1, 100) for _ in range(200)]
-        begun += [await stalled(api, SENDGRID, 1, 100, *headers) for _ in range(200)]
-        events = [await post(api, key, [sendgrid_event(email_id)]) for _ in range(5)]
-        events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(5)]
-        for _, writer in begun:
-            writer.close()
-
-    assert {answer for answer, _ in begun} == {"100"}
-    assert [answer.status for answer in events] == [204] * 10
 
 
 async def test_one_providers_requests_keep_out_no_events_of_another_one(
@@ -207,22 +190,6 @@ async def test_one_providers_requests_keep_out_no_events_of_another_one(
     assert (refused.status, refused.code) == (503, "overloaded")
     assert [answer.status for answer in events] == [204] * 10
     assert enqueuing.status == 202
-
-
-async def test_no_api_key_is_needed_and_every_response_is_documented(
-    events_api: Api, key: SendGridKey, connection: psycopg.Connection
-) -> None:
-    make_key(connection)
-    assert (await post(events_api, key, [])).status == 204
-    document = (await events_api.get("/openapi.json")).json
-
-    for path in (SENDGRID, SES):
-        operation = document["paths"][path]["post"]
-        assert {"204", "400", "403", "413", "503"} <= operation["responses"].keys()
-        assert "401" not in operation["responses"]
-        assert operation["security"] == []
-    names = {parameter["name"].lower() for parameter in document["paths"][SENDGRID]["post"]["parameters"]}
-    assert SIGNATURE_HEADER in names
 
 
 async def test_messages_of_sns_without_a_valid_signature_or_topic_are_refused(

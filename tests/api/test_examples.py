@@ -7,12 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
 import psycopg
 import pytest
 
@@ -146,36 +145,11 @@ async def test_sqlalchemy_with_asyncio(orders: psycopg.Connection, database_url:
 
 
 async def test_fastapi(orders: psycopg.Connection, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from examples.fastapi_orders import app
+    from examples.fastapi_orders import Order, place_order
 
     monkeypatch.setenv("DATABASE_URL", database_url)
-    assert await posted(app, {"number": 17, "customer": "ann@example.org"}) == 201
+    await place_order(Order(number=17, customer="ann@example.org"))
     with pytest.raises(InvalidEmail):
-        await posted(app, {"number": 18, "customer": "nobody"})
+        await place_order(Order(number=18, customer="nobody"))
 
     assert books(orders) == ([17], ["order-17-receipt"])
-
-
-async def posted(app: Any, body: object) -> int:
-    """Posts to /orders, and returns the status."""
-    statuses: list[int] = []
-
-    async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": orjson.dumps(body), "more_body": False}
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            statuses.append(message["status"])
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/orders",
-        "raw_path": b"/orders",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    await app(scope, receive, send)
-    return statuses[0]

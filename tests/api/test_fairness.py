@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -14,13 +13,9 @@ import psycopg
 import pytest
 
 from dispatcher.api.fair_limiter import FairTurns
-from dispatcher.api.ops_page.site import CONCURRENT_PAGES
 from dispatcher.api.problems import Problem
-from dispatcher.api.server import OPS_SESSIONS
-from dispatcher.config import Settings
 from dispatcher.domain.api_key import Secret
-from tests.api.ops_page.browsing import signed_in
-from tests.api.running_api import EMAIL, Answer, Api, make_key, running
+from tests.api.running_api import EMAIL, Answer, Api, make_key
 from tests.store.suppressing import hasher_of
 from tests.waiting import DEADLINE_SECONDS, until
 
@@ -178,34 +173,6 @@ async def test_look_ups_of_one_tenant_do_not_delay_those_of_another(api: Api, co
         async with flood(api, connection, lock, partial(api.get, slow, token=first)):
             for _ in range(FLOOD):
                 assert (await api.get(quick, token=second)).status == 200
-
-
-def waiting_pages(connection: psycopg.Connection) -> int:
-    """How many sessions of the operators' page wait for a lock."""
-    waiting = (
-        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-        " and application_name = 'dispatcher api ops'"
-    )
-    return int(connection.execute(waiting).fetchall()[0][0])
-
-
-async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
-    keys = [make_key(connection, tenant_id=tenant, scopes=ALL) for tenant in ("a", "b")]
-    async with running(replace(settings, ops=True)) as api:
-        first, second = [await signed_in(api, key) for key in keys]
-        await api.post("a", EMAIL, token=keys[0])
-        lock = "lock table dispatcher.email_content in access exclusive mode"
-        with other_transaction(settings.database_url, lock):
-            tasks = [asyncio.ensure_future(first.get("/ops/emails?tag=x")) for _ in range(FLOOD)]
-            await until(lambda: waiting_pages(connection) == CONCURRENT_PAGES // 2)
-            pages = [await second.get("/ops/emails") for _ in range(3)]
-            occupied = waiting_pages(connection)
-        await asyncio.gather(*tasks)
-
-    assert [page.status for page in pages] == [200] * 3
-    assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
 
 
 async def test_unknown_keys_do_not_delay_known_ones(api: Api, connection: psycopg.Connection) -> None:

@@ -1,29 +1,21 @@
-"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and the API's
-memory does not grow."""
+"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and releases its
+memory."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
-import os
-import socket
-import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import psycopg
 import pytest
-import uvloop
-from structlog.testing import capture_logs
 
 from dispatcher.api.http_protocol import MAX_HEAD_BYTES
-from dispatcher.api.large_json import MAX_VALUES, count_values
+from dispatcher.api.large_json import MAX_VALUES
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from tests.abuse import framings
@@ -34,9 +26,6 @@ from tests.waiting import DEADLINE_SECONDS, until
 
 FILE: Final = {"filename": "a.pdf", "content_type": "application/pdf", "content": "JVBERg=="}
 HEALTH: Final = get("/healthz")
-LONG: Final = b'["' + b',\\\\\\"' * MAX_VALUES
-"""More than one step of the counting of values, with commas and escapes inside a string."""
-
 INVALID, NOT_ALLOWED = "invalid-email", "email-not-allowed"
 
 
@@ -156,22 +145,6 @@ async def test_a_body_that_is_not_json_or_has_too_many_values_is_refused(api: Ap
         assert (answer.status, answer.code) == (415, "unsupported-media-type"), headers
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        *((b" " * shift + LONG + b'",{"a":"b\\\\"},"\\\\",1]', 6) for shift in range(8)),
-        (b"[" * MAX_VALUES + b',"' + b'\\"' * MAX_VALUES, MAX_VALUES + 1),
-        (b'"' + b"\\" * 2 * MAX_VALUES + b"," * 2 * MAX_VALUES, 0),
-        (b'["a' + b'","' * (MAX_VALUES + 1), MAX_VALUES + 1),
-        (b"[1" + b",1" * (MAX_VALUES + 1), MAX_VALUES + 1),
-        (b'["' + b"," * MAX_VALUES + b'"' + b'""' * (MAX_VALUES + 1), MAX_VALUES + 1),
-    ],
-    ids=[*map("shifted by {}".format, range(8)), "quotes", "slashes", "texts", "numbers", "texts without commas"],
-)
-def test_only_values_outside_strings_count_also_around_an_unterminated_string(text: bytes, count: int) -> None:
-    assert count_values(text) == count
-
-
 async def test_a_body_that_is_too_large_is_refused_without_being_read(settings: Settings) -> None:
     async with running(replace(settings, api_max_body_bytes=10_000)) as api:
         announced = await provoke(api.port, [request("Content-Length: 10000000000")])
@@ -179,23 +152,6 @@ async def test_a_body_that_is_too_large_is_refused_without_being_read(settings: 
         streamed = await provoke(api.port, [request("Transfer-Encoding: chunked"), *[chunk] * 5])
 
     assert announced == streamed == "413 body-too-large + end"
-
-
-async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_response(api: Api) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    body = b"x" * (512 * 1024)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        writer.write(request(f"Content-Length: {len(body)}", path="/v1/replays"))
-        first = await reader.readexactly(1)  # the response begins before the body is sent
-        for start in range(0, len(body), 4096):
-            writer.write(body[start : start + 4096])
-            await writer.drain()  # raises if the connection was reset
-        answer = first + await reader.read()  # until the API ends its sending direction
-        writer.close()
-        await writer.wait_closed()
-
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    assert answer.endswith(b"}")
 
 
 async def test_a_client_that_never_stops_sending_after_a_refusal_is_disconnected(api: Api) -> None:
@@ -238,35 +194,6 @@ async def test_empty_lines_after_a_response_do_not_keep_the_connection_open(sett
         writer.close()
 
     assert b"HTTP/1.1 408" in rest
-
-
-async def request_without_reading(api: Api, count: int) -> int:
-    """Sends up to `count` requests for a large response, reads nothing, and resets the connection. Returns the number
-    of sent requests."""
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that responses fill the buffer
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.connect(("127.0.0.1", api.port))
-        for number in range(count):
-            try:
-                client.send(get("/docs"), socket.MSG_DONTWAIT)
-            except OSError:
-                return number
-            await api.get("/healthz")
-    return count
-
-
-def test_unread_responses_are_not_logged_as_errors(settings: Settings) -> None:
-    async def abuse() -> None:
-        async with running(settings) as api:
-            most = await request_without_reading(api, 1000)
-            await request_without_reading(api, most - 8)  # the API is writing one response, and has more queued
-            assert (await api.get("/healthz")).status == 200
-
-    with capture_logs() as events:
-        uvloop.run(abuse())  # uvloop raises errors that asyncio's loop ignores
-
-    assert [event for event in events if event["event"] == "error.unexpected"] == []
 
 
 async def test_a_client_that_sends_its_request_too_slowly_gets_408(settings: Settings) -> None:
@@ -375,25 +302,6 @@ async def test_the_bodies_of_one_key_leave_memory_to_other_keys(
             task.cancel()
 
 
-async def test_the_requests_of_one_key_leave_slots_to_other_keys(
-    settings: Settings, connection: psycopg.Connection, database_url: str
-) -> None:
-    waiting, other = make_key(connection, recipients_per_day=50), make_key(connection)
-    async with running(replace(settings, api_max_concurrent_requests=4)) as api:
-        assert (await api.post("k-1", token=waiting)).status == 202
-        with psycopg.connect(database_url) as holder:
-            holder.execute("select from api_key_day for update")
-            pending = [asyncio.create_task(api.post(f"k-{n}", token=waiting)) for n in range(2, 8)]
-            for refused in islice(asyncio.as_completed(pending), 4):
-                assert (await refused).code == "overloaded"
-
-            assert (await api.post("k-1", token=other)).status == 202
-            assert (await api.get("/healthz")).status == 200
-        answers = await asyncio.gather(*pending)
-
-    assert sorted(answer.status for answer in answers) == [202, 202, 503, 503, 503, 503]
-
-
 async def test_a_long_body_that_arrives_fast_enough_is_read(settings: Settings) -> None:
     async with running(replace(settings, api_head_seconds=0.2, api_request_seconds=600)) as api:
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
@@ -409,35 +317,6 @@ async def test_a_long_body_that_arrives_fast_enough_is_read(settings: Settings) 
         writer.close()
 
     assert answer.startswith(b"HTTP/1.1 202")
-
-
-def resident_bytes() -> int:
-    """This process's resident memory, including the API, after the allocator has returned free memory."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize("rounds", [5, pytest.param(60, marks=pytest.mark.slow)])
-async def test_hostile_requests_do_not_increase_the_memory(settings: Settings, rounds: int) -> None:
-    bomb = EMAIL | {"attachments": [FILE | {"content": "A" * 4_000_000, "filename": "a.exe"}] * 5}
-    raw = orjson.dumps(bomb)
-    many = [(b"[" + b"{}," * (MAX_VALUES // 3) + b"{}]", 422), (b"[" + b"{}," * 2_000_000 + b"{}]", 413)]
-    async with running(settings) as api:
-        # First reach the memory peak of single requests, so that the test measures only memory that accumulates.
-        for body, status in (*[(raw, 422)] * 5, *many, *many):
-            assert (await api.post(raw=body)).status == status
-        before = resident_bytes()
-        for _ in range(rounds):
-            assert (await api.post(raw=raw)).status == 422
-            for fields, _code, _pointer in REFUSED.values():
-                assert (await api.post("k", EMAIL | fields)).status == 422
-            assert (await api.post(raw=b"[" * 300_000)).status == 400
-        for body, status in many:
-            assert (await api.post(raw=body)).status == status
-
-    assert resident_bytes() - before < 64 * 1024 * 1024
 
 
 async def test_a_refused_request_leaves_no_reference_cycles(api: Api) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import psycopg
 
 from tests.api.ops_page.rows import write
 from tests.api.running_api import EMAIL, Api, make_key
 from tests.store.books import Books
-from tests.waiting import until
 
 
 async def test_an_email_is_found_by_id_and_by_key_without_its_content(api: Api) -> None:
@@ -24,24 +21,6 @@ async def test_an_email_is_found_by_id_and_by_key_without_its_content(api: Api) 
     assert by_id.json["attempts"] == []
     for private in ("ann@example.org", "shop@example.com", "receipt", "Thank you"):
         assert private not in by_id.body.decode()
-
-
-async def test_the_reply_of_an_accepted_attempt_is_not_shown_as_an_error(api: Api, books: Books) -> None:
-    for key, status, outcome, reply in (
-        ("a", "sent", "accepted", "250 2.0.0 Ok"),
-        ("b", "failed", "rejected", "550 No"),
-    ):
-        email_id = (await api.post(key)).json["id"]
-        error_type = None if status == "sent" else "refused"
-        books.change(email_id, status=status, error_type=error_type, last_error=reply)
-        texts = {"error_type": error_type, "error": reply, "provider_code": reply[:3]}
-        attempt = {"attempt_number": 1, "worker": "w", "provider": "smtp", "outcome": outcome, **texts}
-        write(books, "email_attempt", email_id=email_id, started_at="now", finished_at="now", **attempt)
-
-        found = (await api.get(f"/v1/emails/{email_id}")).json
-        shown = found["attempts"][0]
-        assert found["error"] == shown["error"] == (None if status == "sent" else reply)
-        assert (shown["provider_code"], found["refused_recipients"]) == (reply[:3], None)
 
 
 async def test_recipients_that_were_refused_or_delivered_in_part_are_listed(
@@ -114,21 +93,6 @@ async def test_a_tenant_sees_only_its_own_emails(api: Api, connection: psycopg.C
     assert (await api.get(own.headers["location"], token=token)).status == 200
     assert [email["id"] for email in (await api.get("/v1/emails", token=token)).json["emails"]] == [own.json["id"]]
     assert (await api.get("/v1/emails?tenant_id=other", token=token)).code == "tenant-forbidden"
-
-
-async def test_a_client_repeats_a_request_whose_statement_the_database_ended(
-    api: Api, connection: psycopg.Connection, database_url: str
-) -> None:
-    email_id = (await api.post()).json["id"]
-    end_waiting = "select pg_cancel_backend(pid) from pg_locks where relation = 'email_event'::regclass and not granted"
-    with psycopg.connect(database_url) as blocker:
-        blocker.execute("lock table email_event in access exclusive mode")
-        asked = asyncio.create_task(api.get(f"/v1/emails/{email_id}"))
-        await until(lambda: connection.execute(end_waiting).fetchall())
-        answer = await asked
-
-    assert (answer.status, answer.code) == (503, "database-unavailable")
-    assert "retry-after" in answer.headers
 
 
 async def test_the_timeline_has_no_operator_and_no_reason(api: Api, books: Books) -> None:

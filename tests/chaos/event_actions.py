@@ -19,7 +19,7 @@ from dispatcher.store.connections import connect_async
 from dispatcher.store.events import EventRow, store_events
 from tests.chaos.reporter import TWILIO, event_of
 from tests.chaos.stage import BROKEN, StormStage, rows_of
-from tests.ops.decisions import decide
+from tests.ops.dead_emails import decide
 
 MAX_RELEASED: Final = 20
 _HELD: Final = "select email_id from dispatcher.email_log where status = 'held' limit 200"

@@ -8,12 +8,15 @@ from uuid import UUID
 
 from pika.spec import BasicProperties
 
+from dispatcher.actions.batch import Batch
+from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.broker.dead_letter import encode
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.broker.topology import Topology
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession
+from dispatcher.store.statements import Source
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 
@@ -84,3 +87,12 @@ class Desk(DeadEmails):
         self.session = session
         self.url = url
         self.dlq: DeadLetterQueue = dlq
+
+
+async def decide(source: Source, decision: Batch, *email_ids: UUID, actor: str = "ann@ops-1") -> list[str]:
+    """Carries out a decision; returns a verdict per email."""
+    return [
+        each.verdict
+        async for judged in run_batch(source, decision, Who(Face.COMMAND, actor), email_ids)
+        for each in judged
+    ]

@@ -19,8 +19,7 @@ from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
-from tests.ops.dead_emails import Desk
-from tests.ops.decisions import decide
+from tests.ops.dead_emails import Desk, decide
 from tests.store.books import Books
 from tests.waiting import until
 

@@ -21,7 +21,7 @@ from dispatcher.broker.topology import Topology, declare
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import BrokerUnavailable, DispatcherError
-from dispatcher.monitor.dead_letters import list_dead_letter_ids, remove, sweep
+from dispatcher.monitor.dead_letters import list_dead_letter_ids, sweep
 from dispatcher.monitor.dlq_sweep import DlqSweep
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import find_messages
@@ -29,8 +29,7 @@ from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
 from dispatcher.ops.reconcile import reconcile
 from dispatcher.store.connections import connect_async
 from dispatcher.store.failures import find_dead_lettered, republish_dead_letters
-from tests.ops.dead_emails import Desk
-from tests.ops.decisions import decide
+from tests.ops.dead_emails import Desk, decide
 from tests.waiting import until_answer
 
 ACT = Act.of("ann@ops-1", "tidying up")
@@ -127,30 +126,6 @@ async def test_a_monitor_sweeps_the_dlq_only_if_there_are_new_surplus_messages(q
     assert [body for body in await bodies(queue.dlq) if str(replayed).encode() in body] == []
 
 
-@pytest.mark.parametrize(("late", "reads"), [(0, 0), (300, 2)])  # with 300, most of the messages are removed already
-async def test_a_late_count_of_messages_causes_no_read_and_hides_nothing(
-    queue: Desk, settings: Settings, late: int, reads: int
-) -> None:
-    failed, replayed = queue.create(2)
-    await queue.publish_dead_letters([failed, replayed])
-    await until_answer(lambda: has(queue.dlq, 2))
-    depths = iter([late, 2])
-
-    async def depth() -> int:
-        return next(depths)
-
-    service, before = DlqSweep(settings, depth), await deliveries(queue.dlq)
-    await until_answer(lambda: has(queue.dlq, 2))
-    await service.run_once()
-    await until_answer(lambda: has(queue.dlq, 2))
-    if reads:
-        queue.books.change(replayed, status="pending")
-    await service.run_once()
-
-    await until_answer(lambda: has(queue.dlq, 1 if reads else 2))
-    assert reads or await deliveries(queue.dlq) == before + 1
-
-
 async def deliveries(dlq: DeadLetterQueue) -> int:
     """How often RabbitMQ has delivered the first message before."""
     async with dlq.scan() as look:
@@ -192,23 +167,6 @@ async def test_a_bundle_with_an_unknown_email_is_poison_and_can_be_repaired(queu
     assert await list_poison(queue.session, queue.dlq) == []
     (taken,) = await queue.rabbit.take_all(queue.topology.queue, 1)
     assert taken.body == repaired
-
-
-async def test_a_discard_is_audited_before_the_message_is_removed(queue: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    await queue.publish(b"red")
-    (poison,) = await list_poison(queue.session, queue.dlq)
-
-    async def remove_and_stop(*arguments: Any) -> int:
-        await remove(*arguments)
-        raise BrokerUnavailable("RabbitMQ went away.")
-
-    monkeypatch.setattr("dispatcher.ops.poison.remove", remove_and_stop)
-    with pytest.raises(BrokerUnavailable):
-        await discard_poison(queue.session, queue.dlq, poison.poison_id, ACT)
-
-    assert await list_poison(queue.session, queue.dlq) == []
-    noted = queue.books.select("select action, detail from operator_audit")
-    assert noted == [{"action": "discard", "detail": {"poison": poison.poison_id, "messages": 1}}]
 
 
 async def test_reconcile_reports_and_fixes_every_kind_of_difference(queue: Desk) -> None:

@@ -191,21 +191,6 @@ async def test_recipients_are_masked(desk: Desk) -> None:
     assert shown == {email_id: ["a•••@example.org", "b•••@example.net"], erased: None}
 
 
-async def test_older_emails_are_reported_as_not_found_by_recipient(desk: Desk) -> None:
-    desk.books.enqueue_one()
-    (row,) = desk.books.select(
-        "update dispatcher_database set recipients_since = now() + interval '1 hour' returning recipients_since"
-    )
-    try:
-        by_recipient = await find(desk.session, {"recipient": "ann@example.org"})
-        by_status = await find(desk.session, {"status": Status.PENDING})
-    finally:
-        desk.books.connection.execute("update dispatcher_database set recipients_since = now() - interval '1 hour'")
-
-    assert by_recipient.recipients_since == row["recipients_since"]
-    assert by_status.recipients_since is None
-
-
 async def test_recipients_of_a_one_time_code_or_forgotten_email_are_erased(desk: Desk) -> None:
     code, other = desk.books.enqueue_one(erase_after_sending=True), desk.books.enqueue_one(cc="bob@example.net")
     desk.books.connection.execute("update email_log set status = 'sent', publish_due_at = null")

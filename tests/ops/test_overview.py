@@ -45,26 +45,6 @@ async def read(reader: OverviewReader, tenant_id: str | None = None) -> Overview
     return (await reader.get(tenant_id)).value
 
 
-async def test_figures_whose_costly_part_was_not_read_are_old(settings: Settings, session: AsyncSession) -> None:
-    opened = 0
-
-    @asynccontextmanager
-    async def open_session() -> AsyncIterator[AsyncSession]:
-        nonlocal opened
-        opened += 1
-        if opened == 4:  # after the days, the trends and the rest: the trends for the second time
-            raise StoreUnavailable("PostgreSQL did not answer.")
-        yield session
-
-    reader = OverviewReader(settings, open_session, fresh_seconds=-1.0, trends_fresh_seconds=-1.0)
-    first = await reader.get(None)
-    second = await reader.get(None)
-
-    assert (first.fault, second.fault) == (None, "PostgreSQL did not answer.")
-    assert second.value is first.value
-    assert (await reader.get(None)).fault is None
-
-
 async def test_all_figures_of_a_busy_dispatcher(reader: OverviewReader, books: Books, session: AsyncSession) -> None:
     now = datetime.now(UTC)
     sent, *_ = books.enqueue(3, tenant_id="acme")
@@ -131,19 +111,6 @@ async def test_dead_letters_are_the_failed_emails_that_nobody_decided_and_a_tena
     assert none_paused == BoundedCount(0)
     assert [each.name for each in own.pauses] == ["acme"]
     assert own == Overview(own.taken_at, own.counts, own.pauses)
-
-
-async def test_with_a_backlog_latency_is_measured_of_the_emails_before_it(reader: OverviewReader, books: Books) -> None:
-    now = datetime.now(UTC)
-    sent = books.enqueue_one()
-    books.change(sent, status="sent", created_at=now - timedelta(seconds=5), sent_at=now, publish_due_at=None)
-    books.enqueue(2_100)
-
-    latency = (await read(reader)).latency
-
-    assert latency is not None
-    assert latency.emails == 1
-    assert latency.p99_seconds == pytest.approx(5, abs=0.1)
 
 
 def sample_at(minute: datetime, **attempts: int) -> MinuteSample:

@@ -22,8 +22,7 @@ from dispatcher.ops.replaying import ReplayBusy, create, overlaps, preview, run
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.named_locks import named_lock
 from dispatcher.store.replays import find_pace, get_replay, list_skipped
-from tests.ops.dead_emails import Desk
-from tests.ops.decisions import decide
+from tests.ops.dead_emails import Desk, decide
 from tests.waiting import DEADLINE_SECONDS
 
 ACT = Act.of("ann@ops-1", "the provider is back")
@@ -38,20 +37,6 @@ async def stop_elsewhere(url: str, replay_id: int) -> None:
     """Stops a replay from a separate session."""
     async with await connect_async(url, name="elsewhere") as elsewhere:
         await stop(elsewhere, replay_id)
-
-
-async def test_the_dry_run_changes_nothing_and_reports_what_is_skipped(desk: Desk) -> None:
-    failed, held, pruned = desk.create(7), desk.create(2, status="held"), desk.create(1)
-    desk.books.connection.execute("delete from email_content where email_id = %s", pruned)
-    before = desk.books.rows()
-
-    found = await preview(desk.session, select())
-
-    assert found.counts == {ItemOutcome.REPLAYED: 7, ItemOutcome.MAY_HAVE_ARRIVED: 2, ItemOutcome.CONTENT_PRUNED: 1}
-    assert found.samples[ItemOutcome.REPLAYED] == sorted(failed)[:5]
-    assert found.samples[ItemOutcome.MAY_HAVE_ARRIVED] == held
-    assert (await preview(desk.session, select(), include_held=True)).replayable == 9
-    assert desk.books.rows() == before
 
 
 async def test_each_email_becomes_pending_with_all_attempts(desk: Desk) -> None:
@@ -297,13 +282,3 @@ def lock_holder(url: str, *, locks: list[UUID]) -> Iterator[None]:
         connection.execute("select from email_log where email_id = any(%s) for share", [locks])
         yield
         connection.rollback()
-
-
-async def test_the_pace_is_kept(desk: Desk) -> None:
-    desk.create(11)
-    replay = await create(desk.session, REJECTED, ACT, per_second=50)
-    began = asyncio.get_running_loop().time()
-
-    await run(desk.session, replay.id)
-
-    assert asyncio.get_running_loop().time() - began > 9 / 50

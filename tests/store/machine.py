@@ -44,7 +44,7 @@ from dispatcher.store.settlement import (
     release_found,
 )
 from dispatcher.store.statements import fetch
-from tests.ops.decisions import decide
+from tests.ops.dead_emails import decide
 from tests.store.books import Books
 from tests.store.known import Known
 from tests.store.results import RECORDABLE, result

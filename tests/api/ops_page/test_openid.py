@@ -253,17 +253,10 @@ async def test_an_issuer_that_is_away_or_slow_leaves_the_sign_in_with_a_key(
     assert b"sign in with an API key" in away.body
 
 
-async def test_the_issuer_gets_a_limited_time_and_no_verifier_or_secret_in_the_authorization_request(
-    issuer: Issuer,
-) -> None:
+async def test_the_authorization_request_has_no_verifier_and_no_secret(issuer: Issuer) -> None:
     pending = PendingSignIn.new("/")
     client = OpenIdIssuer(loaded(issuer.url), REDIRECT_URI)
     url = await client.sign_in_url(pending)
-    await client.close()
-    issuer.may_answer.clear()
-    client = OpenIdIssuer(loaded(issuer.url), REDIRECT_URI, seconds=0.2)
-    with pytest.raises(PageError, match="The OpenID Connect issuer is not available"):
-        await client.sign_in_url(pending)
     await client.close()
 
     query = parse_qs(urlsplit(url).query)
@@ -379,11 +372,9 @@ def test_a_tenant_claim_binds_a_visitor_to_one_tenant() -> None:
         ("a.b", {"a.b": "mail-operators", "a": {"b": "x"}}, True),
         ("a.b", {"a.b": "x", "a": {"b": "mail-operators"}}, False),
         ("realm_access.roles", {}, False),
-        ("realm_access.roles", {"realm_access": None}, False),
         ("realm_access.roles", {"realm_access": "roles"}, False),
         ("realm_access.roles", {"realm_access": ["roles", "mail-operators"]}, False),
         ("realm_access.roles", {"realm_access": {"roles": {"mail-operators": True}}}, False),
-        ("realm_access.roles", {"realm_access": {"other": "mail-operators"}}, False),
         ("realm_access.roles", {"roles": ["mail-operators"]}, False),
     ],
 )
