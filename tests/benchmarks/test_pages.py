@@ -35,24 +35,7 @@ def test_a_page_has_no_current_figure_outside_the_blocks_that_the_results_fill(p
     assert [line for line in outside if FIGURE.search(line) or re.match(r"\|.*\d", line)] == []
 
 
-def test_a_page_follows_new_results(tmp_path: Path) -> None:
-    (tmp_path / "schedule").mkdir()
-    (tmp_path / "schedule" / "printed.txt").write_text("commit 1234567\np99 31 ms\n")
-
-    page = pages.written("<!-- figures: printed -->\nold\n<!-- end of figures -->\n", tmp_path)
-
-    assert page == "<!-- figures: printed -->\n```\ncommit 1234567\np99 31 ms\n```\n<!-- end of figures -->\n"
-
-
 def test_the_parts_fill_every_folder_that_the_pages_read() -> None:
     read = {folder for _, folder, _ in pages.RATES} | set(pages.FLOORS.values()) | {"latency", "peers", "idle"}
 
     assert read <= measure.PARTS.keys()
-
-
-def test_a_part_that_fails_keeps_its_earlier_figures(tmp_path: Path) -> None:
-    assert measure.take(measure.Part("machine.py", 1, has_folder=False), tmp_path / "part", "1234567")
-    assert not measure.take(measure.Part("no such program", 1, has_folder=False), tmp_path / "part", "7654321")
-
-    assert measure.measured_at(tmp_path / "part") == "1234567"
-    assert [each.name for each in tmp_path.iterdir()] == ["part"]
