@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.http_behaviour import Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
-from tests.providers.places import printing
 from tests.waiting import until
 
 SENDGRID = "/v3/mail/send"
-SES = "/v2/email/outbound-emails"
 
 
 def for_sendgrid(email_id: str) -> dict[str, Any]:
@@ -27,21 +23,10 @@ def for_sendgrid(email_id: str) -> dict[str, Any]:
     return {"personalizations": [{**people, "custom_args": {"email_id": email_id}}]}
 
 
-def for_ses(email_id: str) -> dict[str, Any]:
-    """A request to SES for an email."""
-    return {
-        "Destination": {"ToAddresses": ["a@example.com"]},
-        "Content": {"Raw": {"Data": ""}},
-        "EmailTags": [{"Name": "email_id", "Value": email_id}],
-    }
-
-
-async def say(
-    port: int, method: str, path: str, document: object = None, *, tls: ssl.SSLContext | None = None
-) -> tuple[int, dict[str, str], bytes]:
+async def say(port: int, method: str, path: str, document: object) -> tuple[int, dict[str, str], bytes]:
     """Sends one request; returns status, headers and body of the answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
-    body = b"" if document is None else json.dumps(document).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(document).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     try:
@@ -68,26 +53,6 @@ async def test_each_acceptance_of_an_email_is_in_the_ledger(double: HttpDouble) 
 
     assert [(entry.email_id, entry.recipients) for entry in double.ledger().entries] == [("one", 2)] * 2
     assert double.ledger().duplicates == double.requests == {"one": 2}
-
-
-async def test_it_runs_as_a_program_and_is_controlled_over_http(tmp_path: Path) -> None:
-    async with printing("dispatcher.dev.http_double", tmp_path, "--tls") as document:
-        tls = ssl.create_default_context(cafile=document["ca_file"])
-        port = document["port"]
-        assert document["url"] == f"https://127.0.0.1:{port}"
-        await say(port, "POST", SENDGRID, for_sendgrid("one"), tls=tls)
-        order = {"reply": {"status": 503, "body": {"errors": []}}, "times": 1}
-        await say(port, "PUT", "/double", order, tls=tls)
-        refused, _, _ = await say(port, "POST", SENDGRID, for_sendgrid("one"), tls=tls)
-        await say(port, "PUT", "/double", {"act": "empty", "throttle_seconds": 30}, tls=tls)
-        throttled, _, _ = await say(port, "POST", SES, for_ses("two"), tls=tls)
-        _, _, counts = await say(port, "GET", "/double", tls=tls)
-
-    assert (refused, throttled) == (503, 429)
-    assert json.loads(counts) == {"begun": 3, "requests": 3, "repeated": 1, "accepted": 1, "connections": 6}
-    assert read_ledger(Path(document["ledger"])).times == {"one": 1}
-    lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
-    assert [(line["email_id"], line["came"]) for line in lines] == [("one", "accepted"), ("one", "503"), ("two", "429")]
 
 
 async def test_the_wire_record_has_every_event_of_each_request(tmp_path: Path) -> None:

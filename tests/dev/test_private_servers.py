@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import stat
 import subprocess
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from dispatcher.dev import cache, keeper, ports, rabbitmq
+from dispatcher.dev import cache, keeper, ports
 from dispatcher.dev.servers import Servers, guess_management_url, private_servers, start, status, stop
 from dispatcher.errors import ServerUnavailable
 from tests.waiting import wait_until
@@ -121,19 +120,6 @@ def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
         stop(used)
 
 
-def test_the_error_of_a_server_that_cannot_start_has_the_end_of_its_log(used: Path, broker_named: Servers) -> None:
-    with private_servers(used):
-        control = next(used.glob("postgres-*")) / "global" / "pg_control"
-    control.rename(used / "kept")
-    try:
-        with pytest.raises(ServerUnavailable, match=r"(?s)log/postgres\.log:\n.*pg_control"):
-            start(used, progress=quietly, owner_pid=os.getpid())
-    finally:
-        (used / "kept").rename(control)
-
-    assert status(used).pids == {}
-
-
 def test_postgresql_requires_its_password(servers: Servers) -> None:
     guessed = re.sub(r":[^:@]+@", ":dispatcher@", servers.database_url)
 
@@ -169,18 +155,6 @@ def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(
     assert stop(tmp_path) == []
 
 
-def test_servers_of_a_killed_owner_do_not_block_the_next_start(used: Path, broker_named: Servers) -> None:
-    with owner(used) as killed:
-        killed.kill()
-        killed.wait()
-
-        # These servers start before the keeper has noticed the owner's exit. The keeper checks for the exit four times
-        # per second.
-        with private_servers(used) as servers:
-            assert status(used).pids["keeper"]
-            assert servers.owned
-
-
 @pytest.mark.parametrize(
     ("amqp_url", "management_url"),
     [
@@ -209,19 +183,6 @@ def test_an_interrupted_build_is_repeated_and_leaves_no_files(tmp_path: Path, mo
 
     assert [path.name for path in cache.obtain("thing", whole).iterdir()] == ["all"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".thing.lock", "thing"]
-
-
-def test_without_apt_the_error_says_what_to_install_or_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "debian")
-    monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(ServerUnavailable) as caught:
-        rabbitmq.find(lambda _: None)
-
-    assert "apt-get" in caught.value.message
-    for words in ("rabbitmq-server", "DISPATCHER_AMQP_URL"):
-        assert words in str(caught.value.remedy)
 
 
 def test_only_this_user_may_read_the_secrets(servers: Servers) -> None:

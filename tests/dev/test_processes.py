@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +24,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     processes.stop()
 
 
-def shell(folder: Path, script: str, *, orphaned: str = "SIGKILL") -> Plan:
+def shell(folder: Path, script: str) -> Plan:
     """A plan that runs a shell script."""
     return Plan(
         argv=["/bin/sh", "-c", script],
@@ -34,7 +32,7 @@ def shell(folder: Path, script: str, *, orphaned: str = "SIGKILL") -> Plan:
         cwd=str(folder),
         log=str(folder / "log" / "shell.log"),
         stop=["SIGTERM"],
-        orphaned=orphaned,
+        orphaned="SIGKILL",
     )
 
 
@@ -58,19 +56,6 @@ def test_stop_ends_processes_and_their_orphaned_grandchildren(processes: Process
     assert processes.keeper() is None
 
 
-def test_stop_ends_processes_that_outlived_a_killed_keeper(processes: Processes) -> None:
-    script = "trap '' USR1; while :; do sleep 1; done"
-    pid = launched(processes, shell(processes.folder, script, orphaned="SIGUSR1"))
-    victim = processes.keeper()
-    assert victim is not None
-    wait_until(lambda: ignores(pid, signal.SIGUSR1))
-    os.kill(victim.pid, signal.SIGKILL)
-    wait_until(lambda: processes.keeper() is None)
-
-    assert processes.stop() == ["shell"]
-    assert keeper.identify(pid) is None
-
-
 def test_stop_does_not_kill_a_later_process_with_a_recorded_pid(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "600"]) as stranger:
         outdated = ProcessIdentity(stranger.pid, "another boot/1")
@@ -82,22 +67,6 @@ def test_stop_does_not_kill_a_later_process_with_a_recorded_pid(tmp_path: Path) 
         stranger.kill()
 
 
-def test_processes_end_when_their_owner_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        processes = Processes(tmp_path)
-        processes.spawn_keeper(owner.pid)
-        pid = launched(processes, shell(tmp_path, "exec sleep 600"))
-        guard = processes.keeper()
-        assert guard is not None
-        assert not processes.is_abandoned()
-
-        owner.kill()
-
-        wait_until(lambda: not keeper.is_alive(guard))
-        assert keeper.identify(pid) is None
-    processes.stop()
-
-
 def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Processes) -> None:
     processes.launch("shell", shell(processes.folder, "echo no space left >&2; exit 3"))
 
@@ -106,10 +75,3 @@ def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Proc
     assert "exited with code 3" in words
     assert "no space left" in words
     assert str(processes.folder / "log" / "shell.log") in words
-
-
-def ignores(pid: int, number: int) -> bool:
-    """Whether the process ignores the signal."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
-    return bool(mask >> (number - 1) & 1)

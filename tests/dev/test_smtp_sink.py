@@ -9,16 +9,13 @@ from uuid import UUID
 import orjson
 import pytest
 
-from dispatcher.config.values import SmtpServer
 from dispatcher.dev.acceptance_ledger import LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.dev.wire import Wire
 from dispatcher.domain.outcome import Accepted
-from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.emails import an_email, send
-from tests.providers.listeners import closing
-from tests.providers.places import sink_process, smtp_place
+from tests.providers.places import smtp_place
 from tests.waiting import until
 
 ID = UUID(int=7)
@@ -53,25 +50,6 @@ def test_a_ledger_counts_emails_and_duplicates(
 
     assert (dict(ledger.times), set(ledger.ids), ledger.delivered) == (times, set(times), len(times))
     assert (ledger.duplicates, len(ledger.entries)) == (duplicates, len(entries))
-
-
-async def test_a_sink_process_keeps_ledger_and_emails_limits_recipients_and_answers_by_a_script(tmp_path: Path) -> None:
-    email = an_email(bcc=("bob@example.com",))
-    options = ("--recipients-per-transaction", "2", "--reply", "rset=451 4.3.0 not today")
-    async with sink_process(tmp_path, *options) as port:
-        async with closing(SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))) as provider:
-            sending = await send(provider, email)
-        to = b"".join(b"RCPT TO:<%d@e.f>\r\n" % number for number in range(3))
-        data = b"DATA\r\nMessage-ID: <id@b.c>\r\n\r\n.\r\n"
-        said = await talk(port, b"EHLO x\r\nMAIL FROM:<a@b.c>\r\n" + to + data + b"RSET\r\nQUIT\r\n")
-
-    assert isinstance(sending.outcome, Accepted)
-    assert (said.count(b"452 4.5.3"), said.count(b"451 4.3.0 not today")) == (1, 1)
-    first, second = read_ledger(tmp_path / "ledger.jsonl").entries
-    assert (first.email_id, first.recipients) == (str(email.email_id), 2)
-    assert (second.email_id, [*second.addresses]) == ("id", ["0@e.f", "1@e.f"])
-    mails = {path.name: len(path.read_bytes()) for path in (tmp_path / "mail").iterdir()}
-    assert mails == {f"{email.email_id}.1.eml": first.octets, "id.2.eml": second.octets}
 
 
 async def talk(port: int, commands: bytes) -> bytes:
