@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
 from dispatcher.telemetry import metric_files
-from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Meter
+from dispatcher.telemetry.meters import Counter, Histogram, Meter
 from dispatcher.telemetry.metric_files import FIRST_OCTETS, PREFIXES
 from tests.telemetry.counting import counting
 from tests.telemetry.pictures import IN_FLIGHT, SENT, samples, skipped
@@ -185,27 +184,6 @@ def test_prometheus_client_reads_our_files(tmp_path: Path) -> None:
     assert {name: value for name, value in ours.items() if "skipped" not in name} == theirs
 
 
-@pytest.mark.parametrize("restarts", [40, pytest.param(1000, marks=pytest.mark.slow)])
-def test_restarts_add_no_files_and_never_decrease_a_counter(tmp_path: Path, restarts: int) -> None:
-    seen, seconds = [0.0], []
-    for number in range(0, restarts, 4):
-        with ExitStack() as running:
-            for process in [running.enter_context(counting(tmp_path, f"w{slot}")) for slot in range(4)]:
-                process.tell("add 1")
-                process.tell("observe 0.1")
-                process.kill()
-                if number % 3 == 0:
-                    began_at = time.perf_counter()
-                    seen.append(samples(tmp_path).get(SENT, 0.0))
-                    seconds.append(time.perf_counter() - began_at)
-
-    assert samples(tmp_path)[SENT] == restarts
-    assert seen == sorted(seen)
-    assert len(files(tmp_path)) <= 4 * len(PREFIXES)
-    # Use the minimum, which shows the cost of the files. The median would include the load of other programs.
-    assert min(seconds) < 0.1, seconds
-
-
 MINE = "counter_w1-0.db"
 
 
@@ -305,17 +283,6 @@ class Numbers(dict[tuple[str, ...], Number]):
         return {key: number.value for key, number in self.items()}
 
 
-def test_an_unbound_meter_counts_nothing() -> None:
-    counter, gauge, histogram = Counter("c_total", ""), Gauge("g", ""), Histogram("h_seconds", "", (1,))
-
-    counter.add(1)
-    gauge.set(1)
-    histogram.observe(1)
-    histogram.observe_all([1])
-
-    assert [each.is_bound for each in (counter, gauge, histogram)] == [False] * 3
-
-
 def test_known_labels_start_at_zero_and_adding_zero_creates_no_value() -> None:
     numbers, counter = Numbers(), Counter("c_total", "", ("reason",), (("a",), ("b",)))
     counter.bind(numbers.make)
@@ -324,17 +291,6 @@ def test_known_labels_start_at_zero_and_adding_zero_creates_no_value() -> None:
     counter.add(0, "never")
 
     assert numbers.values_by_key() == {("c_total", "a"): 0, ("c_total", "b"): 0, ("d_total",): 0}
-
-
-def test_binding_again_does_not_change_the_old_values() -> None:
-    old, new, counter = Numbers(), Numbers(), Counter("c_total", "")
-    counter.bind(old.make)
-    counter.add(1)
-
-    counter.bind(new.make)
-    counter.add(2)
-
-    assert (old["c_total",].value, new["c_total",].value) == (1, 2)
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.5, 1.0], [1.5, 2.0, 2.0, 99.0], [99.0, 1.0, 0.0, 1.0]])
