@@ -23,6 +23,7 @@ from dispatcher.telemetry import log, metric_files, metrics
 from dispatcher.telemetry.scrape import ProcessCollector
 
 SENT: Final = 'dispatcher_emails_total{outcome="accepted",provider="smtp"}'
+EXPIRED: Final = 'dispatcher_cancelled_emails_total{reason="expired"}'
 IN_FLIGHT: Final = "dispatcher_in_flight_emails"
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
@@ -70,6 +71,8 @@ def _serve(pipe: Connection[Any, Any], folder: Path, slot: str, file_octets: int
                     metrics.EMAILS.add(float(amount), "smtp", "accepted")
                 case "observe":
                     metrics.SEND_SECONDS.observe(float(amount), "smtp")
+                case "observe-all":
+                    metrics.SEND_SECONDS.observe_all(map(float, amount.split()), "smtp")
                 case "label":
                     metrics.THROTTLES.add(1, f"provider-{amount}")
                 case "breaker":

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
 from dispatcher.telemetry import metric_files
-from dispatcher.telemetry.meters import Counter, Histogram, Meter
 from dispatcher.telemetry.metric_files import FIRST_OCTETS, PREFIXES
-from tests.telemetry.counting import IN_FLIGHT, SENT, counting, samples, skipped
+from tests.telemetry.counting import EXPIRED, IN_FLIGHT, SENT, counting, samples, skipped
 
 MANY = 600
 """More label values than fit into a new file."""
@@ -247,47 +246,23 @@ def test_counts_of_an_earlier_release_with_another_description_are_added(tmp_pat
     assert samples(tmp_path)[SENT] == 7
 
 
-class Number:
-    value = 0.0
+def test_known_labels_start_at_zero_and_adding_zero_creates_no_value(tmp_path: Path) -> None:
+    with counting(tmp_path) as process:
+        process.tell("add 0")
+        found = samples(tmp_path)
 
-    def inc(self, amount: float) -> None:
-        self.value += amount
-
-    def set(self, value: float) -> None:
-        self.value = value
-
-
-class Numbers(dict[tuple[str, ...], Number]):
-    """The samples by name and label values, of meters that are bound to this dictionary instead of files."""
-
-    def make(self, _: Meter, sample: str, __: Sequence[str], values: Sequence[str]) -> Number:
-        return self.setdefault((sample, *values), Number())
-
-    def values_by_key(self) -> dict[tuple[str, ...], float]:
-        return {key: number.value for key, number in self.items()}
+    assert found[EXPIRED] == 0
+    assert SENT not in found
 
 
-def test_known_labels_start_at_zero_and_adding_zero_creates_no_value() -> None:
-    numbers, counter = Numbers(), Counter("c_total", "", ("reason",), (("a",), ("b",)))
-    counter.bind(numbers.make)
-    Counter("d_total", "").bind(numbers.make)
+@pytest.mark.parametrize("seconds", ["", "0.0 0.5 1.0", "0.7 2.5 2.5 99.0", "99.0 1.0 0.0 1.0"])
+def test_observing_many_values_equals_observing_each(tmp_path: Path, seconds: str) -> None:
+    with counting(tmp_path / "each") as singly, counting(tmp_path / "all") as together:
+        for value in seconds.split():
+            singly.tell(f"observe {value}")
+        together.tell(f"observe-all {seconds}")
 
-    counter.add(0, "never")
+        counted = samples(tmp_path / "each")
+        assert samples(tmp_path / "all") == counted
 
-    assert numbers.values_by_key() == {("c_total", "a"): 0, ("c_total", "b"): 0, ("d_total",): 0}
-
-
-@pytest.mark.parametrize("values", [[], [0.0, 0.5, 1.0], [1.5, 2.0, 2.0, 99.0], [99.0, 1.0, 0.0, 1.0]])
-def test_observing_many_values_equals_observing_each(values: list[float]) -> None:
-    singly, together = Numbers(), Numbers()
-    histogram = Histogram("h_seconds", "", (1, 2))
-
-    histogram.bind(singly.make)
-    for value in values:
-        histogram.observe(value)
-    histogram.bind(together.make)
-    histogram.observe_all(values)
-
-    counted = singly.values_by_key()
-    assert together.values_by_key() == counted
-    assert sum(count for (sample, *_), count in counted.items() if sample == "h_seconds_bucket") == len(values)
+    assert counted.get('dispatcher_send_seconds_count{provider="smtp"}', 0) == len(seconds.split())
