@@ -1,13 +1,15 @@
-"""The statistics of the benchmarks, the comparison of two runs, and the baseline of instructions."""
+"""The statistics of the benchmarks, the baseline of instructions, and the figures that README.md and docs/performance.md
+quote from benchmarks/results/."""
 
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import cpu, instructions
+from benchmarks import cpu, instructions, measure, pages
 from benchmarks import instruction_baseline as baseline
 from benchmarks.cpu import Seen
 from benchmarks.figures import latencies_ms, percentile
@@ -100,3 +102,35 @@ def test_a_soak_test_distinguishes_growth_from_warm_up_and_noise(
     values: list[float], tolerance: Tolerance, verdict: Verdict
 ) -> None:
     assert trend("memory", INSTANTS[: len(values)], values, tolerance).verdict is verdict
+
+
+README, PERFORMANCE = pages.PAGES
+SECTIONS = {
+    README: ("## How fast", "## Run it for real"),
+    PERFORMANCE: ("## Current results", "## Earlier measurements"),
+}
+"""Where a page has current figures: from one heading to another."""
+FIGURE = re.compile(r"\d ?(emails/s|emails per second|µs|ms|MB|kB|times)\b")
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_a_page_quotes_the_figures_of_the_results(page: Path) -> None:
+    text = page.read_text()
+    assert pages.written(text) == text, "run: .venv/bin/python benchmarks/pages.py"
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_a_page_has_no_current_figure_outside_the_blocks_that_the_results_fill(page: Path) -> None:
+    first, last = SECTIONS[page]
+    section = page.read_text().partition(first)[2].partition(last)[0]
+    assert section
+
+    outside = pages.BLOCK.sub("", section).splitlines()
+
+    assert [line for line in outside if FIGURE.search(line) or re.match(r"\|.*\d", line)] == []
+
+
+def test_the_parts_fill_every_folder_that_the_pages_read() -> None:
+    read = {folder for _, folder, _ in pages.RATES} | set(pages.FLOORS.values()) | {"latency", "peers", "idle"}
+
+    assert read <= measure.PARTS.keys()

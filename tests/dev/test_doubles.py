@@ -1,8 +1,11 @@
-"""The SMTP sink records emails and events of the wire correctly, because other tests rely on its records."""
+"""The providers' doubles record accepted emails and the events of the wire correctly, because other tests rely on their
+records."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
@@ -10,6 +13,8 @@ import orjson
 import pytest
 
 from dispatcher.dev.acceptance_ledger import LedgerEntry, LedgerWriter, read_ledger
+from dispatcher.dev.http_behaviour import Fault
+from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.dev.wire import Wire
@@ -17,6 +22,68 @@ from dispatcher.domain.outcome import Accepted
 from tests.providers.emails import an_email, send
 from tests.providers.places import smtp_place
 from tests.waiting import until
+
+
+async def post(port: int, email_id: str) -> tuple[int, dict[str, str], bytes]:
+    """Sends one request of SendGrid, for an email with two recipients; returns status, headers and body of the answer."""
+    people = {"to": [{"email": "a@example.com"}], "cc": [{"email": "b@example.com"}]}
+    body = json.dumps({"personalizations": [{**people, "custom_args": {"email_id": email_id}}]}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"POST /v3/mail/send HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    try:
+        status_line, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        return int(status_line.split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+async def double(tmp_path: Path) -> AsyncIterator[HttpDouble]:
+    """A double on this event loop."""
+    async with running_double(tmp_path) as running:
+        yield running
+
+
+async def test_each_acceptance_of_an_email_is_in_the_ledger(double: HttpDouble) -> None:
+    for _ in range(2):
+        status, headers, body = await post(double.port, "one")
+
+        assert (status, body) == (202, b"")
+        assert len(headers["x-message-id"]) == 22
+
+    assert [(entry.email_id, entry.recipients) for entry in double.ledger().entries] == [("one", 2)] * 2
+    assert double.ledger().duplicates == double.requests == {"one": 2}
+
+
+async def test_the_wire_record_has_every_event_of_each_request(tmp_path: Path) -> None:
+    double = HttpDouble(tmp_path, records_wire=True)
+    await double.start()
+    await post(double.port, "id-1")
+    await until(lambda: not double.sessions)
+    double.behaviour.fault = Fault.CLOSE
+
+    with pytest.raises(asyncio.IncompleteReadError):
+        await post(double.port, "id-2")
+
+    await until(lambda: not double.sessions)
+    await double.close()
+    seen = [json.loads(line) for line in double.wire_path.read_text().splitlines()]
+    assert [(each["connection"], each["event"], each.get("email_id", each.get("by_us"))) for each in seen] == [
+        (1, "began", None), (1, "read", "id-1"), (1, "answered", None), (1, "ended", False),
+        (2, "began", None), (2, "read", "id-2"), (2, "ended", True),
+    ]  # fmt: skip
+
+
+async def test_a_forgotten_request_is_not_in_the_ledger_and_gets_no_answer(double: HttpDouble) -> None:
+    double.behaviour.fault = Fault.FORGET
+
+    with pytest.raises(asyncio.IncompleteReadError):
+        await post(double.port, "id-1")
+
+    assert double.requests == {"id-1": 1}
+    assert not double.ledger().entries
+
 
 ID = UUID(int=7)
 ENVELOPE = b"EHLO us\r\nMAIL FROM:<a@example.com>\r\nRCPT TO:<%s@example.org>\r\nDATA\r\n"
