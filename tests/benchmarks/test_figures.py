@@ -1,5 +1,5 @@
-"""The statistics of the benchmarks, the baseline of instructions, and the figures that README.md and docs/performance.md
-quote from benchmarks/results/."""
+"""The statistics of the benchmarks, the baseline of instructions, and the figures that the README and the page about
+performance quote from benchmarks/results/."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.waiting import until
 
 
 async def post(port: int, email_id: str) -> tuple[int, dict[str, str], bytes]:
-    """Sends one request of SendGrid, for an email with two recipients; returns status, headers and body of the answer."""
+    """Sends a request of SendGrid, for an email with two recipients; returns the answer's status, headers and body."""
     people = {"to": [{"email": "a@example.com"}], "cc": [{"email": "b@example.com"}]}
     body = json.dumps({"personalizations": [{**people, "custom_args": {"email_id": email_id}}]}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
