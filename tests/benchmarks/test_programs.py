@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import psycopg
 import pytest
-import uvloop
 
-from benchmarks.doubles import Double, running_double
-from benchmarks.floor_parts import ELAPSED, PARTS, Places, Sizes, measure_alone
 from benchmarks.instruction_loads import NOTHING, WARM_UP_EMAILS, WORKER_EMAILS, Part
-from benchmarks.rig import database, drafts, passing_topology
-from dispatcher import enqueue_many
+from benchmarks.rig import database
 from dispatcher.dev.servers import Servers
-from tests.waiting import wait_until
 
 BENCHMARKS: Final = Path(__file__).resolve().parents[2] / "benchmarks"
 SECONDS: Final = 60
-EMAILS: Final = 300
-SIZES: Final = Sizes(prefetch=64, lease_batch=50, record_batch=40, in_flight=8)
 
 
 @pytest.mark.slow
@@ -62,48 +51,6 @@ def _run(servers: Servers, *options: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bundle", [1, 16])
-def test_every_part_of_the_floor_handles_every_email_and_has_a_cost(
-    servers: Servers, tmp_path: Path, bundle: int
-) -> None:
-    with _places(servers, tmp_path) as (places, double):
-        enqueued = _enqueue(places)
-
-        costs = uvloop.run(measure_alone(places, replace(SIZES, bundle=bundle), EMAILS))
-
-        assert tuple(costs) == PARTS
-        assert all(used["client"] > 0 and used[ELAPSED] > 0 for used in costs.values())
-        assert _recorded(places) == EMAILS
-        wait_until(lambda: double.acceptances().keys() == enqueued)
-
-
-@contextmanager
-def _places(servers: Servers, folder: Path) -> Iterator[tuple[Places, Double]]:
-    with (
-        database(servers) as url,
-        passing_topology(servers) as topology,
-        running_double("sendgrid", folder) as double,
-    ):
-        assert double.pid is not None
-        host, roots = double.environment["DISPATCHER_SENDGRID_HOST"], {"double": double.pid}
-        yield Places(url, servers.amqp_url, topology.exchange, topology.queue, host, double.ca_file, roots), double
-
-
-def _enqueue(places: Places) -> set[str]:
-    with psycopg.connect(places.database_url, autocommit=True) as connection:
-        return {str(one.email_id) for one in enqueue_many(connection, drafts(EMAILS, secrets.token_hex(4)))}
-
-
-def _recorded(places: Places) -> int:
-    with psycopg.connect(places.database_url) as connection:
-        row = connection.execute(
-            "select count(*) from email_log join every_attempt using (email_id) where status = 'sent'"
-        ).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def test_the_counted_statements_handle_all_their_emails(servers: Servers, tmp_path: Path) -> None:
