@@ -32,9 +32,8 @@ from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
 from tests.chaos.outages import Outages
 from tests.chaos.plan import Ground, HarnessFailed, StormPlan
-from tests.chaos.producers import Producers
 from tests.chaos.reporter import EventSource, Reporter, WebhookSource
-from tests.chaos.stage import BROKEN, StormStage, rows_of
+from tests.chaos.stage import BROKEN, Producers, StormStage, rows_of
 from tests.chaos.subject import COMMAND, Network, Subject
 from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Program, eventually
