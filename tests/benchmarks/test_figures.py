@@ -1,25 +1,19 @@
-"""The statistics of the benchmarks, the comparison of two runs, and the baseline of instructions."""
+"""The statistics of the benchmarks, the baseline of instructions, and the figures that the README and the page about
+performance quote from benchmarks/results/."""
 
 from __future__ import annotations
 
 import random
-from io import StringIO
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
-from benchmarks import cpu, instructions, report, soak_report
+from benchmarks import cpu, instructions, measure, pages
 from benchmarks import instruction_baseline as baseline
 from benchmarks.cpu import Seen
-from benchmarks.figures import Spread, latencies_ms, percentile
-from benchmarks.floor import overhead_by_cpu, overhead_by_the_clock
-from benchmarks.floor_parts import ELAPSED
+from benchmarks.figures import latencies_ms, percentile
 from benchmarks.instructions import BACKEND, CLIENT
-from benchmarks.page import mean_of, totals
-from benchmarks.pages import RESULTS
-from benchmarks.results import read_records
 from benchmarks.trends import Tolerance, Verdict, trend
 
 
@@ -32,16 +26,6 @@ def test_latency_ends_at_the_first_acceptance_and_omits_emails_without_one() -> 
     began = {"a": 10.0, "b": 10.0, "never": 10.0}
 
     assert latencies_ms(began, {"a": [10.5, 12.0], "b": [10.25]}) == [250.0, 500.0]
-
-
-def test_a_spread_has_noise_and_detects_overlap() -> None:
-    slow, fast, between = Spread.of([90, 100, 110]), Spread.of([150, 140, 160]), Spread.of([105, 120, 145])
-
-    assert slow.median == 100
-    assert slow.noise == pytest.approx(0.2)
-    assert not slow.overlaps(fast)
-    assert slow.overlaps(between)
-    assert fast.overlaps(between)
 
 
 def test_cpu_is_summed_by_role_under_run_and_by_tree_elsewhere() -> None:
@@ -62,43 +46,6 @@ def test_cpu_is_summed_by_role_under_run_and_by_tree_elsewhere() -> None:
     )
 
     assert used == {"parent": 1.0, "relay": 2.0, "worker": 28.0, "postgresql": 96.0}
-
-
-def test_a_metrics_page_is_summed_over_labels_without_buckets() -> None:
-    page = totals(
-        "# TYPE emails_total counter\n"
-        'emails_total{provider="smtp"} 3\nemails_total{provider="ses"} 4\n'
-        "# TYPE batch histogram\n"
-        'batch_bucket{le="1"} 1\nbatch_bucket{le="+Inf"} 2\nbatch_sum 30\nbatch_count 2\n'
-    )
-
-    assert page == {"emails_total": 7, "batch_sum": 30, "batch_count": 2}
-    assert mean_of("batch", page, {"batch_sum": 130, "batch_count": 4}) == 50
-
-
-def test_the_overhead_is_the_cost_of_the_chain_beyond_its_parts() -> None:
-    chain = {"client": 300.0, "postgresql": 150.0, "rabbitmq": 50.0, "double": 1.0, ELAPSED: 180.0}
-    floor = {"client": 250.0, "postgresql": 100.0, "rabbitmq": 50.0, "double": 99.0, ELAPSED: 160.0}
-
-    assert (overhead_by_cpu(chain, floor), overhead_by_the_clock(chain, floor)) == (0.25, 0.125)
-
-
-def test_runs_are_compared_by_case_with_ratio_and_ranges() -> None:
-    before = [_record(workers=2, rate=rate) for rate in (950, 1000, 1050)]
-    after = [_record(workers=2, rate=rate) for rate in (1450, 1500, 1550)]
-    out = StringIO()
-
-    Console(file=out, width=200).print(report.comparison(before, [*after, _record(workers=4, rate=1)]))
-
-    for words in ("1,000 (950 \u2013 1,050)", "1,500 (1,450 \u2013 1,550)", "1.50", "separate", "only in one run"):
-        assert words in out.getvalue()
-
-
-def _record(*, workers: int, rate: float) -> dict[str, Any]:
-    """The record of a committed result, with these figures."""
-    record: dict[str, Any] = {**read_records(RESULTS / "latency")[0], "emails_per_second": rate}
-    record["case"] |= {"workers": workers, "rate": None}
-    return record
 
 
 @pytest.mark.slow
@@ -157,10 +104,33 @@ def test_a_soak_test_distinguishes_growth_from_warm_up_and_noise(
     assert trend("memory", INSTANTS[: len(values)], values, tolerance).verdict is verdict
 
 
-def test_growth_is_found_despite_outliers_and_a_slower_machine_is_no_failure() -> None:
-    values = [(100 + 5 * at / 3600) * (1 if number % 5 else 20) for number, at in enumerate(INSTANTS)]
+README, PERFORMANCE = pages.PAGES
+SECTIONS = {
+    README: ("## How fast", "## Run it for real"),
+    PERFORMANCE: ("## Current results", "## Earlier measurements"),
+}
+"""Where a page has current figures: from one heading to another."""
+FIGURE = re.compile(r"\d ?(emails/s|emails per second|µs|ms|MB|kB|times)\b")
 
-    found = [trend(name, INSTANTS, values, Tolerance(1.0)) for name in ("latency.p50_ms", "yardstick.commit_ms")]
 
-    assert [each.verdict for each in found] == [Verdict.GROWS] * 2
-    assert soak_report.growing(found) == [found[0]]
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_a_page_quotes_the_figures_of_the_results(page: Path) -> None:
+    text = page.read_text()
+    assert pages.written(text) == text, "run: .venv/bin/python benchmarks/pages.py"
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_a_page_has_no_current_figure_outside_the_blocks_that_the_results_fill(page: Path) -> None:
+    first, last = SECTIONS[page]
+    section = page.read_text().partition(first)[2].partition(last)[0]
+    assert section
+
+    outside = pages.BLOCK.sub("", section).splitlines()
+
+    assert [line for line in outside if FIGURE.search(line) or re.match(r"\|.*\d", line)] == []
+
+
+def test_the_parts_fill_every_folder_that_the_pages_read() -> None:
+    read = {folder for _, folder, _ in pages.RATES} | set(pages.FLOORS.values()) | {"latency", "peers", "idle"}
+
+    assert read <= measure.PARTS.keys()

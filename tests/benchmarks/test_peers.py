@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from uuid import uuid4
@@ -11,18 +10,10 @@ import pytest
 
 from benchmarks.peers import environments, ours
 from benchmarks.peers.case import measure
-from benchmarks.peers.measuring import Load, Watched, result_of, steady_rate
+from benchmarks.peers.measuring import Load, Watched, result_of
 from benchmarks.peers.ours import OURS, Ours
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
 from dispatcher.dev.servers import Servers
-
-
-def test_the_steady_rate_leaves_the_first_and_the_last_tenth_out() -> None:
-    slow_start = [0.0, 5.0]
-    steady = [10 + number / 10 for number in range(16)]
-    slow_end = [20.0, 30.0]
-
-    assert steady_rate([*slow_end, *steady, *slow_start]) == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
@@ -63,17 +54,6 @@ def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
     assert all(knobs.keys() == peer.knobs.keys() for knobs in peer.sweep)
 
 
-def test_npm_packages_are_pinned_by_hash_and_no_registry_is_named() -> None:
-    folder = environments.HERE / "graphile_worker"
-    wanted = json.loads((folder / environments.PACKAGES).read_text())["dependencies"]
-    locked = json.loads((folder / environments.LOCKED_PACKAGES).read_text())["packages"]
-    ours = locked.pop("")
-
-    assert wanted == ours["dependencies"]
-    assert all(re.fullmatch(r"[0-9.]+", version) for version in wanted.values())
-    assert all(package["integrity"].startswith("sha512-") and "resolved" not in package for package in locked.values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -94,20 +74,6 @@ def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: s
 
     assert (measured.missing, measured.duplicates, measured.unrecorded) == (0, 0, 0)
     assert measured.emails_per_second > 0
-
-
-@pytest.mark.slow
-def test_with_added_leases_a_killed_batch_duplicates_at_most_one_email_per_thread(
-    servers: Servers, tmp_path: Path
-) -> None:
-    peer = next(peer for peer in PEERS if peer.name == "post_office-leasing")
-    python = environments.interpreter(peer.environment, print)
-    knobs = {**peer.knobs, "processes": 2, "threads": 2}
-
-    measured = measure(peer, python, servers, tmp_path / "case", Load(1000, 60.0, kill=True), knobs)
-
-    assert (measured.missing, measured.unrecorded) == (0, 0)
-    assert measured.duplicates <= 4
 
 
 @pytest.mark.slow

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import psycopg
 import pytest
-import uvloop
 
-from benchmarks import instructions, run
-from benchmarks.doubles import Double, running_double
-from benchmarks.floor_parts import ELAPSED, PARTS, Places, Sizes, measure_alone, measure_together
 from benchmarks.instruction_loads import NOTHING, WARM_UP_EMAILS, WORKER_EMAILS, Part
-from benchmarks.rig import database, drafts, passing_topology
-from dispatcher import enqueue_many
+from benchmarks.rig import database
 from dispatcher.dev.servers import Servers
-from tests.waiting import wait_until
 
 BENCHMARKS: Final = Path(__file__).resolve().parents[2] / "benchmarks"
 SECONDS: Final = 60
-EMAILS: Final = 300
-SIZES: Final = Sizes(prefetch=64, lease_batch=50, record_batch=40, in_flight=8)
 
 
 @pytest.mark.slow
@@ -65,81 +53,6 @@ def _run(servers: Servers, *options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--provider", "postcard"], "known: sendgrid, ses, resend, smtp, capture"),
-        (["--workers", "0"], "whole number of at least 1"),
-        (["--rate", "0%"], "must be a number above 0"),
-        (["--compare", "/nowhere"], "give a folder that an earlier run wrote with --out"),
-    ],
-)
-def test_an_invalid_option_is_reported_before_anything_starts(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code: object = run.main(arguments)
-    except SystemExit as misused:
-        code = misused.code
-
-    assert code == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bundle", [1, 16])
-def test_every_part_of_the_floor_handles_every_email_and_has_a_cost(
-    servers: Servers, tmp_path: Path, bundle: int
-) -> None:
-    with _places(servers, tmp_path) as (places, double):
-        enqueued = _enqueue(places)
-
-        costs = uvloop.run(measure_alone(places, replace(SIZES, bundle=bundle), EMAILS))
-
-        assert tuple(costs) == PARTS
-        assert all(used["client"] > 0 and used[ELAPSED] > 0 for used in costs.values())
-        assert _recorded(places) == EMAILS
-        wait_until(lambda: double.acceptances().keys() == enqueued)
-
-
-@pytest.mark.slow
-def test_concurrent_parts_of_the_floor_each_handle_all_their_emails(servers: Servers, tmp_path: Path) -> None:
-    with _places(servers, tmp_path / "one") as (places, double), _places(servers, tmp_path / "other") as (other, _):
-        _enqueue(places)
-
-        costs = uvloop.run(measure_together(places, other, SIZES, EMAILS, lambda: _enqueue(other)))
-
-        assert costs["client"] > 0
-        assert _recorded(other) == EMAILS
-        wait_until(lambda: len(double.acceptances()) == EMAILS)
-
-
-@contextmanager
-def _places(servers: Servers, folder: Path) -> Iterator[tuple[Places, Double]]:
-    with (
-        database(servers) as url,
-        passing_topology(servers) as topology,
-        running_double("sendgrid", folder) as double,
-    ):
-        assert double.pid is not None
-        host, roots = double.environment["DISPATCHER_SENDGRID_HOST"], {"double": double.pid}
-        yield Places(url, servers.amqp_url, topology.exchange, topology.queue, host, double.ca_file, roots), double
-
-
-def _enqueue(places: Places) -> set[str]:
-    with psycopg.connect(places.database_url, autocommit=True) as connection:
-        return {str(one.email_id) for one in enqueue_many(connection, drafts(EMAILS, secrets.token_hex(4)))}
-
-
-def _recorded(places: Places) -> int:
-    with psycopg.connect(places.database_url) as connection:
-        row = connection.execute(
-            "select count(*) from email_log join every_attempt using (email_id) where status = 'sent'"
-        ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 def test_the_counted_statements_handle_all_their_emails(servers: Servers, tmp_path: Path) -> None:
     with database(servers) as url:
         parts = _loaded("statements", url, tmp_path)
@@ -166,12 +79,3 @@ def _loaded(load: str, url: str, folder: Path) -> list[Part]:
         words = [sys.executable, "-P", str(BENCHMARKS / "instruction_loads.py"), load, url, str(parts)]
         subprocess.run(words, stdout=output, stderr=output, timeout=SECONDS, check=True)
     return [Part(*each) for each in json.loads(parts.read_text())]
-
-
-def test_without_valgrind_the_package_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    assert instructions.main([]) == 2
-    assert "apt-get install valgrind" in capsys.readouterr().err

@@ -8,9 +8,9 @@ from typing import Final
 
 from dispatcher.dev.smtp_behaviour import SmtpFault, Step
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos import event_actions, message_actions, process_actions, server_actions, timing_actions
-from tests.chaos.network import SERVERS
+from tests.chaos import message_actions, operator_actions, process_actions, server_actions
 from tests.chaos.stage import Action, StormStage
+from tests.chaos.subject import SERVERS
 
 Behaviour = Mapping[str, object]
 
@@ -87,11 +87,11 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "inject duplicates": (message_actions.inject_duplicates, 2),
     "inject garbage": (message_actions.inject_garbage, 1),
     "damage rows": (message_actions.damage_rows, 2),
-    "cancel": (timing_actions.cancel, 3),
-    "reschedule": (timing_actions.reschedule, 2),
-    "pause": (timing_actions.pause, 2),
-    "release reported": (event_actions.release_reported, 0),
-    "kill api": (event_actions.kill_api, 0),
+    "cancel": (operator_actions.cancel, 3),
+    "reschedule": (operator_actions.reschedule, 2),
+    "pause": (operator_actions.pause, 2),
+    "release reported": (operator_actions.release_reported, 0),
+    "kill api": (process_actions.kill_api, 0),
     **{name: (misbehave(sendgrid, smtp), 1) for name, (sendgrid, smtp) in MISBEHAVIOURS.items()},
 }
 """Every action by name, with the number of its cards in the deck from which the adversary draws."""

@@ -124,3 +124,8 @@ def delete_ledger(stage: StormStage, random: Random) -> bool:
     if seconds is not None:
         stage.later(seconds, kill)
     return True
+
+
+def kill_api(stage: StormStage, random: Random) -> bool:
+    """Kill the process that receives the events, so that some are stored and not answered."""
+    return stage.reporter is not None and stage.reporter.source.kill()

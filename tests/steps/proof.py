@@ -18,11 +18,11 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from threading import Timer
 from types import MappingProxyType
 from typing import Final
 from uuid import UUID
@@ -143,29 +143,6 @@ SECONDS_PER_FREEZE: Final = 10.0
 """The time limit for one freeze, far longer than needed."""
 
 
-@dataclass
-class Waker:
-    """Wakes frozen processes, each after a random time."""
-
-    kill_plan: KillPlan
-    chance: random.Random
-    _wake_at: dict[int, float] = field(default_factory=dict)
-    woken: int = 0
-
-    def look(self) -> bool:
-        """Wakes the processes that are due to wake; always returns True."""
-        frozen = self.kill_plan.kills()
-        for number in range(len(self._wake_at), len(frozen)):
-            self._wake_at[number] = time.monotonic() + self.chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS)
-        for number, wake_at in self._wake_at.items():
-            if 0 < wake_at <= time.monotonic():
-                with suppress(ProcessLookupError):
-                    os.kill(frozen[number].pid, signal.SIGCONT)
-                self._wake_at[number] = 0
-                self.woken += 1
-        return True
-
-
 def freeze(host: Host, freezes: int, seed: int) -> Proof:
     """Freezes and wakes this number of processes during a run, then checks every email. Raises AssertionError if an
     email was lost, duplicated or needlessly held."""
@@ -176,19 +153,31 @@ def freeze(host: Host, freezes: int, seed: int) -> Proof:
     run = start(host, kill_plan, **{**SETTINGS, "WORKERS": 5, "LEASE_SECONDS": LEASE_SECONDS})
     enqueued: set[UUID] = set()
     numbers = itertools.count()
-    waker = Waker(kill_plan, random.Random(seed))
+    chance, waking = random.Random(seed), list[Timer]()
+
+    def are_awake() -> bool:
+        """Wakes each newly frozen process after a random time. Whether all are awake."""
+        for kill in kill_plan.kills()[len(waking) :]:
+            waking.append(Timer(chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS), _wake, [kill.pid]))
+            waking[-1].start()
+        return not any(timer.is_alive() for timer in waking)
 
     def are_frozen() -> bool:
         """Whether workers had all their freezes, and all processes are awake. A relay freezes only if leases expire."""
-        workers = sum(kill.step in WORKER_STEPS for kill in kill_plan.kills())
-        is_awake = waker.look() and waker.woken == len(kill_plan.kills())
+        is_awake = are_awake()
+        workers = sum(kill.step in WORKER_STEPS for kill in kill_plan.kills()[: len(waking)])
         return is_fed(host, enqueued, numbers) and is_awake and workers == freezes - relays
 
     seconds = freezes * SECONDS_PER_FREEZE
-    eventually(are_frozen, lambda: f"{freezes} freezes ({waker.woken} so far)", seconds=seconds)
-    eventually(lambda: waker.look() and host.count_unfinished() == 0, "the end of all emails")
+    eventually(are_frozen, lambda: f"{freezes} freezes ({len(waking)} so far)", seconds=seconds)
+    eventually(lambda: are_awake() and host.count_unfinished() == 0, "the end of all emails")
     stop(run)
     proof = Proof(kill_plan.kills(), host.books(enqueued))
     # A dead letter may remain if later evidence proved that a held email was sent.
     proof.assert_harmless()
     return proof
+
+
+def _wake(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

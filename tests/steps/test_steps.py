@@ -3,19 +3,12 @@ email: few by default, many in slow tests."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from queue import SimpleQueue
 
 import psycopg
 import pytest
 
 from tests.acceptance.harness import Host, emails, stop
-from tests.providers.choosy_server import ChoosyServer, at_most
-from tests.providers.listeners import listening
 from tests.steps.kill_points import WORKER_STEPS, KillPlan, Step
 from tests.steps.proof import SETTINGS, freeze, prove, start
 from tests.supervisor.program import eventually
@@ -31,53 +24,31 @@ def test_kills_at_every_step_of_a_worker_and_some_of_the_relay_lose_and_duplicat
     assert len(proof.kills) == 20
 
 
-@contextmanager
-def running(server: ChoosyServer) -> Iterator[int]:
-    """Runs the server in a thread; yields its port."""
-    ports: SimpleQueue[int] = SimpleQueue()
-    loop, stopping = asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve() -> None:
-        async with listening(server.serve) as port:
-            ports.put(port)
-            await stopping.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
-    thread.start()
-    try:
-        yield ports.get(timeout=30)
-    finally:
-        loop.call_soon_threadsafe(stopping.set)
-        thread.join(30)
-        loop.close()
-
-
 def test_kills_between_the_transactions_of_an_email_send_no_duplicate_and_leave_no_recipient_out(host: Host) -> None:
-    server = ChoosyServer(rule=at_most(1))
+    sink = host.sink("--recipients-per-transaction", "1")
     kill_plan = KillPlan(host.folder, seed=3)
-    kill_plan.allow(0, 0)
-    with running(server) as port:
-        run = start(host, kill_plan, **SETTINGS, PROVIDERS="smtp", SMTP_URL=f"smtp://127.0.0.1:{port}?tls=none")
-        kill_plan.allow(KILLS, 0)
-        to_all = partial(emails, to=lambda _: RECIPIENTS)
-        ids = host.enqueue(to_all(60, name="first"))
+    kill_plan.allow(KILLS, 0)
+    run = start(host, kill_plan, **SETTINGS)
+    to_all = partial(emails, to=lambda _: RECIPIENTS)
+    ids = host.enqueue(to_all(60, name="first"))
 
-        def all_are_killed() -> bool:
-            if host.count_unfinished() < 30:
-                ids.update(host.enqueue(to_all(30, name=f"more-{len(ids)}")))
-            return len(kill_plan.kills()) >= KILLS
+    def all_are_killed() -> bool:
+        if host.count_unfinished() < 30:
+            ids.update(host.enqueue(to_all(30, name=f"more-{len(ids)}")))
+        return len(kill_plan.kills()) >= KILLS
 
-        eventually(all_are_killed, "the kills", seconds=120)
-        eventually(lambda: host.count_unfinished() == 0, "the end of all emails", seconds=60)
-        stop(run)
+    eventually(all_are_killed, "the kills", seconds=120)
+    eventually(lambda: host.count_unfinished() == 0, "the end of all emails", seconds=60)
+    stop(run)
 
     assert {kill.step for kill in kill_plan.kills()} >= set(WORKER_STEPS)
     in_doubt = frozenset[object]().union(*(kill.on_the_wire for kill in kill_plan.kills()))
     with psycopg.connect(host.database_url) as connection:
         rows = connection.execute("select email_id, status, recipient_outcomes from dispatcher.email_log").fetchall()
     assert {row[0] for row in rows} == ids
+    deliveries = sink.deliveries()
     for email_id, status, outcomes in rows:
-        arrived = server.recipients(email_id)
+        arrived = {address: deliveries[email_id, address] for address in RECIPIENTS if deliveries[email_id, address]}
         assert set(arrived.values()) <= {1}, (email_id, status, arrived)
         known = {RECIPIENTS[int(position) - 1] for position in outcomes or {}}
         assert known <= arrived.keys(), (email_id, status, arrived, outcomes)

@@ -1,4 +1,5 @@
-"""Processes that write metrics. Each executes and answers the test's commands, and exits when the pipe closes.
+"""Processes that write metrics, and scrapes of their files. Each process executes and answers the test's commands, and
+exits when the pipe closes.
 
 They are forked from one server, which has loaded the code: a new Python would take a second of CPU for each.
 """
@@ -16,8 +17,14 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.telemetry import log, metric_files, metrics
+from prometheus_client import CollectorRegistry, generate_latest
 
+from dispatcher.telemetry import log, metric_files, metrics
+from dispatcher.telemetry.scrape import ProcessCollector
+
+SENT: Final = 'dispatcher_emails_total{outcome="accepted",provider="smtp"}'
+EXPIRED: Final = 'dispatcher_cancelled_emails_total{reason="expired"}'
+IN_FLIGHT: Final = "dispatcher_in_flight_emails"
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
 
@@ -64,6 +71,8 @@ def _serve(pipe: Connection[Any, Any], folder: Path, slot: str, file_octets: int
                     metrics.EMAILS.add(float(amount), "smtp", "accepted")
                 case "observe":
                     metrics.SEND_SECONDS.observe(float(amount), "smtp")
+                case "observe-all":
+                    metrics.SEND_SECONDS.observe_all(map(float, amount.split()), "smtp")
                 case "label":
                     metrics.THROTTLES.add(1, f"provider-{amount}")
                 case "breaker":
@@ -88,3 +97,24 @@ def _race(labels: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def samples(folder: Path) -> dict[str, float]:
+    """The values of a scrape. A key is the sample's name with its labels."""
+    registry = CollectorRegistry()
+    registry.register(ProcessCollector(folder))
+    return parsed(generate_latest(registry).decode())
+
+
+def parsed(text: str) -> dict[str, float]:
+    """The samples in Prometheus' text format."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def skipped(folder: Path) -> dict[str, float]:
+    """The number of skipped files by reason, without zeros."""
+    prefix = 'dispatcher_metrics_skipped_files{reason="'
+    found = {name: value for name, value in samples(folder).items() if name.startswith(prefix)}
+    assert len(found) == 4
+    return {name.removeprefix(prefix).removesuffix('"}'): value for name, value in found.items() if value}

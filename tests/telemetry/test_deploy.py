@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from dispatcher.monitor import server_gauges
 from dispatcher.telemetry import scrape
 from dispatcher.telemetry.meters import Histogram, Meter
-from tests.telemetry.grafana import RULES, dashboard, queries
+from tests.telemetry.grafana import RULES, queries
 
 
 def series() -> dict[str, set[str]]:
@@ -33,51 +32,6 @@ def expressions() -> list[str]:
 
 def named(expression: str) -> set[str]:
     return set(re.findall(r"\bdispatcher_\w+", expression))
-
-
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-OPTIONS = {"legendFormat", "instant", "range"}
-
-
-def test_the_dashboard_has_the_form_that_grafanas_importer_requires() -> None:
-    document = dashboard()
-
-    assert document.keys() >= {"title", "time", "refresh"}
-    assert "id" not in document
-    assert re.fullmatch("[A-Za-z0-9_-]{1,40}", document["uid"])
-    assert document["schemaVersion"] >= 36
-    assert ("datasource", "datasource") in [(each["name"], each["type"]) for each in document["templating"]["list"]]
-    for panel in document["panels"]:
-        assert panel["title"]
-        at = panel["gridPos"]
-        assert at.keys() == {"h", "w", "x", "y"}
-        assert min(at["h"], at["w"], at["x"] + 1, at["y"] + 1) >= 1
-        if panel["type"] == "row":
-            assert panel.keys() >= {"collapsed", "panels"}
-            continue
-        assert panel["type"] in ("stat", "timeseries")
-        assert panel["datasource"] == SOURCE
-        assert panel["fieldConfig"].keys() >= {"defaults", "overrides"}
-        assert "options" in panel
-        assert panel["targets"]
-        for target in panel["targets"]:
-            assert re.fullmatch("[A-Z]", target["refId"])
-            assert target["expr"]
-            assert target["datasource"] == SOURCE
-            assert {"legendFormat"} <= target.keys() - {"refId", "expr", "datasource"} <= OPTIONS
-
-
-def test_panels_have_unique_ids_and_do_not_overlap() -> None:
-    panels = dashboard()["panels"]
-    cells = [
-        (column, line)
-        for at in (panel["gridPos"] for panel in panels)
-        for column, line in itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"]))
-    ]
-
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert len(set(cells)) == len(cells)
-    assert {column for column, _ in cells} == set(range(24))
 
 
 def test_every_queried_metric_exists() -> None:
