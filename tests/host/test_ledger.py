@@ -103,9 +103,10 @@ class TestLedgerOfADeadWorker:
 
     def test_nothing_was_sent(self, tmp_path: Path) -> None:
         worker, slot = "h" * 28 + ":w255:4194304:deadbeef", "h" * 28 + ":w255"  # names of the maximum length
-        die(lambda: Ledger(tmp_path, worker=worker, slot=slot, slots=4))
+        folder = tmp_path / "run" / "dispatcher"  # it is created
+        die(lambda: Ledger(folder, worker=worker, slot=slot, slots=4))
 
-        found = read(only_file(tmp_path))
+        found = read(only_file(folder))
 
         assert (found.worker, found.slot, found.attempts) == (worker, slot, ())
         assert found.is_complete

@@ -255,6 +255,8 @@ async def test_a_locked_email_is_left_to_a_second_run(desk: Desk) -> None:
     assert (again.locked, again.replay) == (2, left.replay)
     assert statuses == {"pending": 3, "failed": 2}
     assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, ReplayState.DONE)
+    ended = await act_on(desk.session, ResumeReplay(replay_id=replay.id), Who(Face.COMMAND, "bob"))
+    assert ended.state is ReplayState.DONE
 
 
 @pytest.mark.parametrize("per_second", [None, 1e-9], ids=["a locked email", "its pace"])
