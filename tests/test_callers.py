@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -285,20 +284,6 @@ async def test_a_failed_transaction_has_to_be_rolled_back_first(tables_url: str,
         await enqueue_async(async_connection, email("async"))
 
     assert set(keys(books)) == {"sync", "async"}
-
-
-def test_djangos_errors_for_another_thread_and_a_broken_transaction_are_unchanged(django: Any, books: Books) -> None:
-    from django.db import DatabaseError, transaction
-
-    with ThreadPoolExecutor(1) as other, pytest.raises(DatabaseError, match="can only be used in that same thread"):
-        other.submit(enqueue, django, email("key")).result()
-    with transaction.atomic(using="here"):
-        with pytest.raises(ZeroDivisionError), transaction.atomic(using="here", savepoint=False):
-            raise ZeroDivisionError
-        with pytest.raises(transaction.TransactionManagementError, match="until the end of the 'atomic' block"):
-            enqueue(django, email("key"))
-
-    assert keys(books) == []
 
 
 async def test_a_database_without_tables_gets_an_error_that_names_init(empty_database_url: str) -> None:

@@ -240,13 +240,6 @@ class TestLedgerOfALiveWorker:
         assert [attempt.email_id for attempt in seen.attempts()] == [ID]
         assert {each.name for each in Path("/proc/self/fd").iterdir()} == before, "a file descriptor is left open"
 
-    def test_the_ledger_knows_whether_it_names_its_database(self, ledger: Ledger) -> None:
-        seen = [ledger.has_database]
-
-        ledger.set_database(DATABASE_ID)
-
-        assert [*seen, ledger.has_database] == [False, True]
-
     def test_neither_the_ledger_of_a_live_worker_nor_a_deleted_one_is_settled(self, ledger: Ledger) -> None:
         for path in (ledger.path, ledger.path.with_name("gone.ledger")):
             with dead_ledger(path) as found:
@@ -501,12 +494,6 @@ class TestInvalidLedgerFiles:
             read(copy.rename(good) if replaces else copy)
         assert replaces or read(good).attempts
 
-    def test_data_after_the_last_slot_is_ignored(self, good: Path) -> None:
-        with good.open("ab") as file:
-            file.write(b"\1" * 700)
-
-        assert len(read(good).attempts) == 1
-
     @pytest.mark.parametrize(
         ("make", "words"),
         [
@@ -541,16 +528,6 @@ class TestInvalidLedgerFiles:
             read(path)
 
         assert before == words or path.read_bytes() == before
-
-    def test_a_file_without_read_permission(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.ledger"
-        path.touch(mode=0)
-        if os.geteuid() == 0:
-            # Root may read every file. So use a path below a regular file, which no user can read.
-            path = path / "x.ledger"
-
-        with pytest.raises(LedgerUnreadable, match="cannot be opened"):
-            read(path)
 
     def test_the_same_checks_apply_to_the_ledger_of_a_live_worker(self, good: Path) -> None:
         assert living_ledger(good) == LivingLedger(good, "host:w0:17:cafe", "host:w0", DATABASE_ID)

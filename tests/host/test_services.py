@@ -143,16 +143,6 @@ async def test_a_fault_of_postgresql_is_logged_once_until_a_round_succeeds(
     assert [(log["event"], log["reason"]) for log in logs] == [(event, "the first time."), (event, "again.")]
 
 
-async def test_a_statement_that_is_refused_after_an_outage_is_logged() -> None:
-    service = Rounds(StoreUnavailable("PostgreSQL is away."), StatementRefused("PostgreSQL refused a statement."))
-
-    with capture_logs() as logs:
-        async with kept(Periodic(service)):
-            await until(lambda: service.rounds > 2)
-
-    assert [log["event"] for log in logs] == ["store.connection_lost", "service.refused"]
-
-
 async def test_a_failed_service_is_retried_and_a_slow_one_delays_no_other() -> None:
     failing, slow, steady = Rounds(LookupError("x")), Endless(), Rounds()
 
@@ -194,16 +184,6 @@ async def test_a_stray_cancellation_is_an_error_and_ends_the_task_group() -> Non
         await work()
 
     assert raised.group_contains(StrayCancel)
-
-
-async def test_work_that_is_cancelled_ends() -> None:
-    working = asyncio.create_task(raise_on_stray_cancel(asyncio.Event().wait))
-    await asyncio.sleep(0)
-
-    working.cancel()
-    await asyncio.wait({working}, timeout=20)
-
-    assert working.cancelled()
 
 
 async def test_a_name_is_resolved_while_all_threads_of_the_loop_are_occupied() -> None:

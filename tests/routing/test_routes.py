@@ -218,16 +218,6 @@ def test_a_refusal_by_the_adapter_says_nothing_about_the_provider(outcome: Outco
     assert scene.state("b") is BreakerState.OPEN
 
 
-def test_one_email_probes_and_the_others_use_the_next_provider() -> None:
-    scene = Scene()
-    scene.half_open("a")
-
-    assert scene.chosen() == "a"
-    scene.by_name["a"].breaker.begin()
-
-    assert scene.chosen() == "b"
-
-
 def test_without_an_available_provider_nothing_is_leased_until_the_first_may_be_probed() -> None:
     scene = Scene()
     scene.fault("a")
