@@ -159,17 +159,10 @@ def test_a_provider_that_opens_no_connection_is_soon_paused_and_no_email_is_at_f
 @pytest.mark.parametrize(
     ("refusal", "reason"),
     [
-        (
-            Deferred(Reason.CONNECTION_FAILED, "the host name mx.example cannot be resolved"),
-            "connection_failed: the host name mx.example cannot be resolved",
-        ),
-        (
-            Deferred(Reason.SERVER_ERROR, "too busy", "421 4.3.2", known_concern=Concern.PROVIDER),
-            "server_error (421 4.3.2): too busy",
-        ),
+        (Deferred(Reason.CONNECTION_FAILED, "no such host"), "connection_failed: no such host"),
+        (Deferred(Reason.SERVER_ERROR, "busy", "421", known_concern=Concern.PROVIDER), "server_error (421): busy"),
         (Deferred(Reason.SERVER_ERROR, "ann.example says no", "451"), "server_error"),
     ],
-    ids=["no connection", "greeting", "about an email"],
 )
 def test_the_reason_of_a_pause_has_the_servers_words_unless_they_are_about_an_email(
     refusal: Deferred, reason: str
