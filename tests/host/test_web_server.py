@@ -153,16 +153,6 @@ async def test_requests_that_are_being_answered_keep_their_slots() -> None:
         assert await until_answer(lambda: answers(server))
 
 
-async def test_a_client_that_disconnects_affects_no_other() -> None:
-    async with serving() as server:
-        for octets in (b"", b"GET", get("/page")):
-            _, writer = await connect(server)
-            writer.write(octets)
-            writer.transport.abort()
-
-        assert await answers(server)
-
-
 async def test_a_failing_page_ends_one_request_and_reveals_nothing_private() -> None:
     async with serving() as server:
         with capture_logs() as logs:

@@ -23,7 +23,6 @@ from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.intake import EventIntake
-from dispatcher.events.twilio import parse_status
 from dispatcher.monitor.message_polling import AGES_SECONDS, INTERVAL_SECONDS, MAX_REQUESTS, MessagePolling
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import Pool, make_pool
@@ -132,18 +131,6 @@ async def test_a_message_is_asked_for_at_each_age_until_its_end_is_known(scene: 
 
     assert [kind for _, kind, _ in scene.events()] == ["accepted", "delivered"]
     assert scene.double.reads.total() == 2
-
-
-async def test_a_poll_and_a_callback_of_the_same_status_are_one_event(scene: Scene) -> None:
-    (email_id,) = await scene.sent()
-    scene.status_of("sent")
-    form = {"MessageSid": scene.double.messages[-1]["sid"], "MessageStatus": "sent", "To": NUMBER}
-    await scene.intake.store(parse_status(str(email_id), form).events)
-
-    await scene.polling.run_once()
-
-    assert scene.events() == [(email_id, "accepted", None)]
-    assert scene.double.reads.total() == 1
 
 
 async def test_young_old_and_finished_messages_and_emails_are_not_asked_for(scene: Scene) -> None:
@@ -257,19 +244,6 @@ async def test_a_throttled_service_waits_and_logs_once(scene: Scene) -> None:
     assert NUMBER not in str(logs)
     assert scene.events() == [(email_id, "accepted", None)]
     assert scene.double.reads.total() == 4
-
-
-async def test_wrong_credentials_make_the_service_wait(scene: Scene) -> None:
-    await scene.held()
-    scene.double.behaviour.key = "another"
-
-    with capture_logs() as logs:
-        wait = await scene.polling.run_once()
-
-    assert wait is not None
-    assert [log["reason"] for log in logs if log["event"] == "events.source_unavailable"] == [
-        "Twilio answers 401 20003."
-    ]
 
 
 async def test_one_host_asks_at_a_time(scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from dispatcher.store.instants import LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DuePointer, DueRange, Outbox
 from tests.store.books import Books
-from tests.waiting import until_answer
+from tests.waiting import DEADLINE_SECONDS, until_answer
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 FOR_EVER = 3600.0
@@ -339,6 +340,24 @@ async def test_published_emails_that_wait_for_a_lease_are_published_once_beside_
     await relay.until(pointers, lambda: relay.outbox.complete[1:].count(True) >= 2)
 
     assert len(relay.queue.order) == len(set(relay.queue.order)) == 4
+
+
+async def test_a_closed_publisher_waits_for_no_confirm(relay: Publishing) -> None:
+    class Never(Queue):
+        async def publish(self, _: Sequence[DuePointer]) -> list[bool]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    relay.books.enqueue(1)
+    pointers = Never().pointers()
+    await pointers.publish_due(relay.outbox)
+    await asyncio.sleep(0)
+    assert pointers.has_unconfirmed
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await pointers.close()
+
+    assert not pointers.has_unconfirmed
 
 
 @pytest.mark.parametrize(

@@ -152,17 +152,6 @@ async def test_only_throttling_slows_the_provider_down(
     assert (value_of(books, "per_second") < CEILING) is is_slower
 
 
-async def test_cancelling_a_wait_for_a_token_does_not_affect_the_next(pool: Pool) -> None:
-    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", 20.0)
-    waiting = [asyncio.create_task(limit.take()) for _ in range(10)]
-    await asyncio.sleep(0)
-
-    for task in waiting[::2]:
-        task.cancel()
-
-    assert [await task for task in waiting[1::2]] == [True] * 5
-
-
 @pytest.mark.parametrize(
     ("ceilings", "window"),
     [([None], 256), ([0.1], 3), ([1.0], 30), ([200.0], 256), ([1.0, 2.0], 90), ([1.0, None], 256)],
