@@ -22,6 +22,7 @@ from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.domain.alert import Kind, NotDelivered, Notice, Phase
+from dispatcher.errors import ConfigurationError
 from dispatcher.monitor.alert_channels import WebhookChannel
 from dispatcher.monitor.alert_mail import MailChannel
 from dispatcher.monitor.alert_words import payload, subject, text
@@ -359,3 +360,10 @@ PUBLIC = ("93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", 
 @pytest.mark.parametrize("text", NOT_PUBLIC + PUBLIC)
 def test_private_and_special_addresses_are_not_public(text: str) -> None:
     assert is_public(ip_address(text)) is (text in PUBLIC)
+
+
+def test_an_empty_ca_file_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+
+    with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):
+        WebhookChannel("https://a.example/", SECRET, ca_file=tmp_path / "ca.pem")

@@ -283,3 +283,15 @@ def test_only_the_monitor_of_a_host_with_twilio_polls(tmp_path: Path, providers:
 
     sources = _event_sources(settings, make_pool(settings.database_url, name="unused", size=1))
     assert [type(task) for task in sources] == [MessagePolling] * count
+
+
+async def test_wrong_credentials_make_the_service_wait(scene: Scene) -> None:
+    await scene.held()
+    scene.double.behaviour.key = "another"
+
+    with capture_logs() as logs:
+        wait = await scene.polling.run_once()
+
+    assert wait is not None
+    (reason,) = [log["reason"] for log in logs if log["event"] == "events.source_unavailable"]
+    assert reason == "Twilio answers 401 20003."
