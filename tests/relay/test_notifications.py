@@ -55,8 +55,10 @@ class Leader:
 
     async def notified(self) -> None:
         """One second of the relay, in which a commit notifies it."""
+        count = self.notifications.count
         self.books.connection.execute("select pg_notify('email_dispatcher_due', '')")
         assert await self.notifications.wait(10)
+        assert self.notifications.count > count
         await self.notifications.run_once()
 
     async def until_busy(self) -> None:
