@@ -24,7 +24,7 @@ from tests.acceptance.harness import WORKERS, Host, address_of, emails, failing,
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.supervisor.program import Program, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow  # outages last longer than leases
 
 
 @pytest.fixture(scope="module")

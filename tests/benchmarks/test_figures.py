@@ -48,7 +48,7 @@ def test_cpu_is_summed_by_role_under_run_and_by_tree_elsewhere() -> None:
     assert used == {"parent": 1.0, "relay": 2.0, "worker": 28.0, "postgresql": 96.0}
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # counts instructions under valgrind for minutes
 def test_no_count_of_instructions_is_above_the_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     assert instructions.main(["--check"]) == 0, capsys.readouterr().err
 

@@ -54,7 +54,7 @@ def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
     assert all(knobs.keys() == peer.knobs.keys() for knobs in peer.sweep)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # installs and runs other systems
 @pytest.mark.parametrize(
     "name",
     [
@@ -76,7 +76,7 @@ def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: s
     assert measured.emails_per_second > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # runs the comparison's cases of ours
 @pytest.mark.parametrize("case", OURS, ids=lambda case: case.name)
 def test_ours_sends_every_email_once(servers: Servers, tmp_path: Path, case: Ours) -> None:
     measured = ours.measure_ours(case, servers, tmp_path / "case", Load(300, 60.0))

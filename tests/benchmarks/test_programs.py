@@ -19,7 +19,7 @@ BENCHMARKS: Final = Path(__file__).resolve().parents[2] / "benchmarks"
 SECONDS: Final = 60
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a whole run of the benchmark
 def test_a_small_run_writes_tables_and_plots_and_loses_and_duplicates_nothing(servers: Servers, tmp_path: Path) -> None:
     done = _run(servers, "--emails", "200", "--out", str(tmp_path))
 
@@ -33,7 +33,7 @@ def test_a_small_run_writes_tables_and_plots_and_loses_and_duplicates_nothing(se
     assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a whole run of the benchmark
 def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Servers) -> None:
     record = json.loads(_run(servers, "--rate", "100", "--duration", "4", "--json"))
 

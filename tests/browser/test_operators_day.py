@@ -82,7 +82,7 @@ def press(tab: Tab, button: str) -> None:
     form.get_by_role("button", name=button, exact=True).click()
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # minutes of work on the page, beside a dispatcher
 def test_a_day_on_the_page(stage: Stage, tab: Tab) -> None:
     day = Day(stage)
     refused = day.finish("policy-page", 20, end="554 5.6.0 Refused by policy")

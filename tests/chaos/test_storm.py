@@ -35,7 +35,7 @@ STORMS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a minute for each storm
 @pytest.mark.parametrize("plan", STORMS.values(), ids=STORMS)
 def test_a_minute_of_random_faults_loses_and_repeats_nothing(ground: Ground, tmp_path: Path, plan: StormPlan) -> None:
     outcome = play(plan, ground, tmp_path, print)
@@ -54,7 +54,7 @@ def test_a_minute_of_random_faults_loses_and_repeats_nothing(ground: Ground, tmp
         assert outcome.actions["release reported"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a storm for each mutant
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(ground: Ground, tmp_path: Path, name: str) -> None:
     mutant = MUTANTS[name]
@@ -67,7 +67,7 @@ def test_every_mutant_is_caught(ground: Ground, tmp_path: Path, name: str) -> No
 FAULTS = ("kill leading node", "freeze primary", "freeze standby", "freeze leading node")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # two minutes on five servers
 def test_killed_and_frozen_leaders_stop_sending_for_seconds_only_and_nothing_is_lost_or_repeated() -> None:
     plan = StormPlan(seconds=120, seed=1, rate=50.0, hosts=1, deck=DECK, pause_seconds=PAUSE_SECONDS)
     # The path is short, because the folder contains Erlang's cookie file, whose path must be short.

@@ -103,7 +103,7 @@ def enqueue(producer: CommandLine, key: str, *options: str) -> None:
         succeed(producer, f"enqueue --key {key} {ADDRESSED}", *options)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # two dozen commands, each as a role of its own
 def test_the_grants_of_each_role_are_enough_for_its_work(owner: CommandLine, database: Database) -> None:
     roles = granted(owner, database)
     producer, dispatcher, reader = roles["producer"], roles["dispatcher"], roles["reader"]

@@ -188,7 +188,7 @@ def test_only_this_user_may_read_the_secrets(servers: Servers) -> None:
     assert not servers.folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # downloads the servers
 @pytest.mark.usefixtures("unnamed")
 def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path / "a cache"))

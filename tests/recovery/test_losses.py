@@ -303,7 +303,7 @@ def pair() -> Iterator[PostgresPair]:
         yield opened
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # starts a primary and a standby
 async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued_ones_are_sent(
     pair: PostgresPair, relay: Relay
 ) -> None:

@@ -59,14 +59,14 @@ def test_kills_between_the_transactions_of_an_email_send_no_duplicate_and_leave_
             assert len(arrived) - len(known) in (0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # each freeze outlasts a lease
 def test_two_hundred_freezes_past_the_leases_at_every_step_lose_and_duplicate_nothing(host: Host) -> None:
     proof = freeze(host, freezes=200, seed=200)
 
     assert {kill.step for kill in proof.kills} >= {*WORKER_STEPS, Step.IN_RELEASE}
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a thousand kills and restarts
 def test_a_thousand_kills_lose_and_duplicate_nothing(host: Host) -> None:
     proof = prove(host, kills=1000, seed=1000)
 
