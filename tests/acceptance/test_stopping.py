@@ -72,17 +72,6 @@ def test_a_drain_does_not_wait_for_a_slow_provider_beyond_its_time_and_the_relay
     assert run.events("process.exited")[0]["role"] == "worker 0"
 
 
-def test_a_stop_right_after_the_start_leaves_nothing_behind(host: Host) -> None:
-    ids = host.enqueue(emails(300))
-    for moment in range(3):
-        run = host.run()
-        run.await_events("process.started", moment + 1)
-        stop(run, seconds=20)
-
-    assert host.books(ids).counts.keys() <= {"sent", "pending"}
-    eventually(lambda: not list(host.run_dir.glob("*.new")))
-
-
 def test_two_runs_with_separate_run_directories_share_the_work_and_one_takes_over_as_leader(host: Host) -> None:
     host.sink("--latency-ms", "10")
     runs = [host.run(WORKERS=1, RUN_DIR=host.folder / f"run-{number}") for number in range(2)]

@@ -46,20 +46,6 @@ def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine)
     assert (url["source"], url["value"]) == ("file", "postgresql://ann:***@db/mail")
 
 
-def test_piped_output_has_one_line_per_setting_with_its_value_as_written(bare: CommandLine) -> None:
-    given = {"DISPATCHER_WORKERS": "3", "DISPATCHER_API_ALLOWED_HEADERS": "X-*,List-*"}
-
-    lines = bare.having(**SECRETS, **given)("config").stdout.splitlines()
-    shown = {words[0]: words[1:] for words in map(str.split, lines)}
-
-    assert len(lines) == len(every_setting()) + 2
-    assert shown["DISPATCHER_WORKERS"] == ["environment", "3", "(default:", "auto)"]
-    assert shown["DISPATCHER_API_ALLOWED_HEADERS"][:2] == ["environment", "X-*,List-*"]
-    assert shown["DISPATCHER_API_DENIED_EXTENSIONS"][1].startswith("ade,adp,apk,")
-    assert shown["DISPATCHER_SENDGRID_SANDBOX"] == ["default", "off"]
-    assert shown["DISPATCHER_CAPTURE_DIR"] == ["default", "-"]
-
-
 def test_no_secret_is_shown_also_if_it_should_not_be_there_and_lines_fit_a_terminal(bare: CommandLine) -> None:
     right, wrong = bare.having(**SECRETS), bare.having(**SECRETS, **MISPLACED)
     shown = [each("config", *form) for each in (right, wrong) for form in ((), ("--json",))]

@@ -80,19 +80,6 @@ def test_a_lane_that_is_no_longer_in_the_settings_is_listed_and_unset(storing: C
     assert len(storing("lanes", "list", "--json").json["lanes"]) == 3
 
 
-def test_limits_that_an_earlier_release_stored_count_as_usable_numbers(storing: CommandLine, tables: Books) -> None:
-    tables.connection.execute(
-        "insert into tenant_limit values ('nan', 'nan', 'nan'), ('tiny', 1e-300, 1e-300), ('no', 2, null)"
-    )
-    tables.connection.execute("insert into lane_policy (lane, weight) values ('bulk', 'nan')")
-
-    limits = {each.pop("tenant_id"): each for each in storing("tenants", "list", "--json").json["tenants"]}
-    least = {"weight": 1.0, "per_second": 0.001}
-    assert limits == {"nan": least, "tiny": least, "no": {"weight": 2.0, "per_second": None}}
-    lanes = {each["lane"]: each["weight"] for each in storing("lanes", "list", "--json").json["lanes"]}
-    assert lanes["bulk"] == 1.0
-
-
 def test_ceilings_of_domains_are_set_listed_removed_and_audited(storing: CommandLine, tables: Books) -> None:
     assert "No recipient domain has a ceiling" in storing("domains", "list").stderr
     assert storing("domains", "list", "--json").json == {"domains": []}

@@ -1,17 +1,12 @@
-"""`dispatcher dev` in a shell, and the report of `dispatcher demo`. `tests/dev` tests that servers start and stop."""
+"""`dispatcher dev` in a shell. `tests/dev` tests that servers start and stop."""
 
 from __future__ import annotations
 
 import shlex
 import subprocess
-from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any, Final
 
 import pytest
 
-from dispatcher.cli.demo import explain
-from dispatcher.dev.demo_run import Kill, Report
 from dispatcher.dev.servers import Servers
 from tests.cli.commandline import PROGRAM, CommandLine
 
@@ -75,27 +70,3 @@ def test_status_shows_the_source_of_each_server_or_exits_with_1(named: CommandLi
 
     assert ended.code == 0
     assert "set in DISPATCHER_AMQP_URL" in ended.stdout
-
-
-NOTHING: Final[dict[str, Any]] = {each.name: 0 for each in fields(Report)}
-BOOKS: Final = {"emails": 1000, "sent": 978, "failed": 15, "held": 7, "delivered": 984, "held_delivered": 6, "dlq": 23}
-KILLED: Final = Kill(worker="w0", finished=500, released=56, recorded=1, uncertain=7)
-REPORT: Final = Report(
-    **{**NOTHING, **BOOKS, "killed": KILLED, "seconds": 2.0, "folder": Path("/var/demo"), "differences": ()}
-)
-
-
-def test_the_demos_json_has_every_field_that_scripts_rely_on() -> None:
-    document = REPORT.to_json()
-
-    fields = "emails sent failed held pending delivered duplicates lost dlq seconds emails_per_second"
-    assert document.keys() >= set(fields.split())
-    assert document["emails"] == document["sent"] + document["failed"] + document["held"]
-    assert (document["emails_per_second"], document["balances"]) == (500, True)
-
-
-def test_the_demos_text_names_each_difference() -> None:
-    different = replace(REPORT, differences=("1 not finished: x", "nothing moved"))
-
-    assert "The counts match" in explain(REPORT)
-    assert "- 1 not finished: x - nothing moved" in " ".join(explain(different).split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -104,21 +103,6 @@ def test_show_takes_an_id_or_a_key_and_reveals_only_with_a_reason(
     assert refused.code == 2
     assert revealed["content"]["recipients"] == {"to": ["ann@example.org"]}
     assert [(act["action"], act["reason"]) for act in revealed["acts"]] == [("reveal", "ticket 4711")]
-
-
-def test_show_names_message_id_and_recipients_that_refused_or_have_it(offline: CommandLine, dead: DeadEmails) -> None:
-    words = "refused recipients: 2 (550 5.1.1); 250 Ok"
-    (email_id,) = dead.create(status="sent", error_type=None, last_error=words, provider_message_id="4fQ8")
-    partly: dict[str, Any] = {"error_type": "partly_delivered", "last_error": "delivered to 2 of 3"}
-    (in_part,) = dead.create(**partly, recipient_outcomes='{"1": null, "2": null}')
-
-    shown = offline("dlq", "show", str(email_id), "--no-queue").stdout
-    partial = offline("dlq", "show", str(in_part), "--no-queue").stdout
-
-    assert "recipients 2 (550 5.1.1), in the order To, Cc, Bcc: the provider refused these" in shown
-    assert re.search(rf"^answer +{re.escape(words)}$", shown, re.MULTILINE)
-    assert "4fQ8" in shown
-    assert re.search(r"^delivered to +recipients 1-2, in the order To, Cc, Bcc", partial, re.MULTILINE)
 
 
 def test_an_unknown_email_message_or_replay_is_a_failure(settled: CommandLine) -> None:

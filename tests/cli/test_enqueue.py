@@ -255,15 +255,6 @@ def test_ctrl_c_ends_the_run_and_says_how_many_emails_are_stored(storing: Comman
     assert b"Traceback" not in stderr
 
 
-def test_a_terminal_shows_progress_and_refusals(storing: CommandLine) -> None:
-    (storing.folder / "emails.jsonl").write_bytes(_lines([*map(_email, range(20)), b"[]\n"]))
-
-    ended = storing.on_terminal("enqueue", "--file", "emails.jsonl")
-
-    assert (ended.code, "enqueueing" in ended.stdout) == (3, True)
-    assert "line 21: email: must be a JSON object" in ended.stdout
-
-
 def test_lines_that_no_configured_provider_can_send_are_refused_and_the_others_accepted(storing: CommandLine) -> None:
     lines = [_email(0), _email(1, template_id="d-1", text=None)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol, TypeVar
@@ -61,20 +60,8 @@ async def close_at_once(_reader: asyncio.StreamReader, _writer: asyncio.StreamWr
     pass
 
 
-async def reset_at_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(1)
-    raw: socket.socket = writer.get_extra_info("socket")
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    writer.transport.abort()
-
-
 async def stay_silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
     await reader.read()
-
-
-async def speak_plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(1)
-    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import pytest
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
-from dispatcher.domain.outcome import Accepted, Deferred, Reason
+from dispatcher.domain.outcome import Accepted, Reason
 from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.smtp_connection import default_ehlo_name
@@ -54,14 +54,6 @@ async def test_a_server_with_fewer_connections_gets_all_emails_over_those_and_is
         assert place.sink.ledger().delivered == 61
 
 
-async def test_a_server_that_refuses_every_connection_defers_at_once(tmp_path: Path) -> None:
-    behaviour = SmtpBehaviour(script={Step.CONNECT: "421 4.7.0 too many connections"})
-    async with smtp_place(tmp_path, behaviour, connections=2) as place:
-        sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(10)))
-
-        assert {getattr(sending.outcome, "code", None) for sending in sendings} == {"421 4.7.0"}
-
-
 @pytest.mark.parametrize(
     ("step", "reply"),
     [
@@ -90,16 +82,6 @@ async def test_a_connection_is_reused_and_replaced_after_its_limit_of_emails(tmp
 
         assert (place.sink.connections, place.sink.commands["EHLO"]) == (3, 3)
         await until(lambda: place.sink.commands["QUIT"] == 2)
-
-
-async def test_closing_sends_quit(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path) as place:
-        await asyncio.gather(*(send(place.provider, an_email()) for _ in range(4)))
-        opened = place.sink.connections
-
-        await place.provider.close()
-
-        await until(lambda: place.sink.commands["QUIT"] == opened and not place.sink.sessions)
 
 
 async def test_closing_does_not_wait_for_a_server_that_hangs(used: SmtpPlace) -> None:
@@ -145,17 +127,6 @@ async def test_an_email_on_a_reused_connection_that_breaks_is_sent_at_most_once(
     assert (used.sink.connections, used.times()[str(email.email_id)]) == (connections, arrived)
 
 
-async def test_a_hanging_replacement_connection_is_not_replaced_again(used: SmtpPlace) -> None:
-    used.sink.behaviour.script[Step.MAIL] = SmtpFault.HANG
-
-    sending = asyncio.create_task(send(used.provider, an_email(), seconds=4 * LATER_SECONDS))
-    await until(lambda: used.sink.connections == 2 and used.sink.commands["MAIL"] == 3)
-    used.sink.drop_connections()
-
-    assert isinstance((await sending).outcome, Deferred)
-    assert ((await sending).left, used.sink.connections) == (0, 2)
-
-
 async def test_a_hanging_reused_connection_leaves_time_for_a_new_one(used: SmtpPlace) -> None:
     for session in used.sink.sessions:
         session.freeze()
@@ -176,14 +147,6 @@ async def test_a_refused_transaction_is_reset_or_its_connection_replaced(
     assert isinstance((await send(used.provider, an_email())).outcome, Accepted)
     assert (used.sink.connections, used.sink.commands["RSET"]) == (connections, 1)
     assert used.sink.received[1].recipients == ("ann@example.com",)
-
-
-async def test_a_connection_that_was_idle_for_long_is_probed(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, connections=1, trusted_idle_seconds=0.0) as place:
-        await send(place.provider, an_email())
-        await send(place.provider, an_email())
-
-        assert place.sink.commands["RSET"] == 1
 
 
 async def test_a_wait_without_a_free_connection_does_not_count_against_the_server(used: SmtpPlace) -> None:
@@ -296,3 +259,21 @@ def test_ehlo_has_our_host_name_or_our_ip_address(
     monkeypatch.setattr("socket.gethostname", lambda: host)
 
     assert default_ehlo_name(address) == name
+
+
+async def test_a_connection_that_was_idle_for_long_is_probed(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, connections=1, trusted_idle_seconds=0.0) as place:
+        await send(place.provider, an_email())
+        await send(place.provider, an_email())
+
+        assert place.sink.commands["RSET"] == 1
+
+
+async def test_closing_sends_quit(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path) as place:
+        await asyncio.gather(*(send(place.provider, an_email()) for _ in range(4)))
+        opened = place.sink.connections
+
+        await place.provider.close()
+
+        await until(lambda: place.sink.commands["QUIT"] == opened and not place.sink.sessions)

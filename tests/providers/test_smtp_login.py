@@ -14,7 +14,7 @@ from dispatcher.providers.contract import Provider
 from dispatcher.providers.registry import open_provider
 from tests.providers.emails import an_email, send
 from tests.providers.listeners import closing, listening
-from tests.providers.scripted_server import GREETING, PASSWORD, PLAIN, USER, ScriptedServer, scripted
+from tests.providers.scripted_server import PASSWORD, PLAIN, USER, ScriptedServer, scripted
 
 
 def b64(text: str) -> str:
@@ -247,23 +247,6 @@ async def test_ehlo_contains_the_configured_name() -> None:
         await send(provider, an_email())
 
     assert server.hello == "mail.example.com"
-
-
-@pytest.mark.parametrize(
-    ("greeting", "code", "words"),
-    [
-        ("220-mail.example\r\n554 5.7.1 Your address is blocked", "554", "Your address is blocked"),
-        ("220-mail.example\r\n421 Too many connections", "421", "Too many connections"),
-        ("554-No service\r\n220 here", "554", "No service"),
-        ("SSH-2.0-OpenSSH_9.2", None, "SSH-2.0-OpenSSH_9.2"),
-    ],
-)
-async def test_the_words_of_an_unusual_greeting_are_kept(greeting: str, code: str | None, words: str) -> None:
-    outcome = await sent(ScriptedServer({**PLAIN, GREETING: greeting}))
-
-    assert isinstance(outcome, Deferred)
-    assert outcome.code == code
-    assert words in str(outcome.detail)
 
 
 async def sent(server: ScriptedServer) -> Outcome | ProviderFault | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.domain.outcome import Accepted, Deferred, PartialDelivery, Rejected
+from dispatcher.domain.outcome import Accepted, Deferred, PartialDelivery
 from tests.providers.choosy_server import ChoosyServer, choosy_server
 from tests.providers.emails import an_email, parsed, send
 
@@ -81,19 +81,6 @@ async def test_a_server_that_announces_pipelining_wrongly_gets_one_command_at_a_
     assert all(isinstance(outcome, Accepted) for outcome in outcomes), outcomes
     assert [server.recipients(email.email_id) for email in emails] == [{ANN: 1, BOB: 1}] * 3
     assert server.groups == 1
-
-
-async def test_a_bad_address_does_not_end_pipelining() -> None:
-    server = refuse((BOB, "501 bad address syntax"))
-    async with choosy_server(server) as provider:
-        for _ in range(3):
-            outcome = (await send(provider, an_email(to=(ANN, BOB)))).outcome
-            assert isinstance(outcome, Accepted)
-            assert (outcome.detail or "").startswith("refused recipients: 2 (501)")
-        refused = (await send(provider, an_email(to=(BOB,)))).outcome
-
-    assert isinstance(refused, Rejected)
-    assert server.groups == 4
 
 
 @pytest.mark.parametrize(

@@ -124,13 +124,6 @@ async def test_a_server_that_is_out_of_step_is_no_wrong_password_and_gets_no_bod
     assert not detail or getattr(sending.outcome, "code", None) == "421 4.7.0"
 
 
-@pytest.mark.parametrize("name", ["", " ", "hi"])
-async def test_extensions_are_read_from_a_server_that_does_not_name_itself(name: str) -> None:
-    server = ScriptedServer({**PLAIN, "EHLO": f"250-{name}\r\n250-AUTH PLAIN\r\n250 SIZE 99"})
-    async with scripted(server) as provider:
-        assert "up to 99 octets" in await provider.check()
-
-
 @pytest.mark.parametrize("size", ["9" * 5000, "9" * 21, "-1", "1e9", "\u0663", "1 2"])
 async def test_an_invalid_size_sets_no_limit(size: str) -> None:
     server = ScriptedServer({**PLAIN, "EHLO": f"250-hi\r\n250-AUTH PLAIN\r\n250 SIZE {size}"})

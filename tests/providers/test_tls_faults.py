@@ -22,36 +22,24 @@ from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.destination import cause_of
 from dispatcher.transport.tls_faults import tls_fault
 
-DH_1024 = """
------BEGIN X9.42 DH PARAMETERS-----
-MIIBJwKBgQC2IwyiNuqQGduNsuCvP6tMENatkEoW6AeeVMJS72skoG7QPMtfUlLo
-pDx2svNCnnLe3ky8B/j6H/OComQ/NfndmqkdrFasOPoD+jx3WjSpRHrkgZ946+UJ
-4CCzbeso3fcrs+USxqS3U2OoGw4ED+IXyFvOTPFs8PvAec9yr4xALQKBgQCqYm5l
-toMkc5HknqCC2axiv+lhPnB3WMbjlZk5WtUwO3/3LzO2KP+cocrRBf2Agk45pf0i
-HKTzcyH25qqadH/csgDVeFc3bSajuDhib/JY+fpeWgT7tm6C8vv/V2A31OSWUmdm
-SSJ0Qmaldu9gJUvVqt96d7PNwT0E3E1E7u3GQQIdAJh1B43zGPi/B/h7dwwrGha/
-yaWDTZRL2PsC0P0=
------END X9.42 DH PARAMETERS-----
-"""
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
 
 RSA = {"key_type": trustme.KeyType.RSA}
-OLD_CIPHERS, SMALL_DH = "AES128-SHA:@SECLEVEL=0", "DHE-RSA-AES128-GCM-SHA256:@SECLEVEL=0"
+OLD_CIPHERS = "AES128-SHA:@SECLEVEL=0"
 
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
     ("expired", {"not_before": NOW - 2 * DAY, "not_after": NOW - DAY}, "", "has expired", "Renew the server's"),
     ("too young", {"not_before": NOW + DAY, "not_after": NOW + 2 * DAY}, "", "is not yet valid", "this host's clock."),
     ("another host", {}, "", "not valid for '127.0.0.1'", "Correct the host in SOME_URL"),
     ("unknown authority", {}, "", "unable to get local issuer certificate", "Set DISPATCHER_CA_FILE"),
-    ("small DH key", RSA, SMALL_DH, "key is too small (DH_KEY_TOO_SMALL)", "Diffie-Hellman key of at least 2048"),
     ("old TLS", RSA, "ALL:@SECLEVEL=0", "only old versions of TLS", "TLS 1.2 or newer"),
     ("old ciphers", RSA, OLD_CIPHERS, "no cipher that we accept", "ECDHE"),
     ("no TLS", {}, "", "does not answer with TLS", "Check the scheme and the port in SOME_URL"),
 ]
 
 
-def context_of(kind: str, certificate: dict[str, Any], ciphers: str, ca: trustme.CA, folder: Path) -> ssl.SSLContext:
+def context_of(kind: str, certificate: dict[str, Any], ciphers: str, ca: trustme.CA) -> ssl.SSLContext:
     """The server's side of TLS for a case."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     host = "elsewhere.example" if kind == "another host" else "127.0.0.1"
@@ -60,9 +48,6 @@ def context_of(kind: str, certificate: dict[str, Any], ciphers: str, ca: trustme
     if ciphers:
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(ciphers)
-    if kind == "small DH key":
-        (folder / "dh.pem").write_text(DH_1024)
-        context.load_dh_params(str(folder / "dh.pem"))
     if kind == "old TLS":
         with pytest.deprecated_call():
             context.minimum_version = ssl.TLSVersion.TLSv1
@@ -98,7 +83,7 @@ async def test_each_cause_has_its_words_and_its_remedy(
 ) -> None:
     ca, ca_file = trustme.CA(), tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)
-    context = None if kind == "no TLS" else context_of(kind, certificate, ciphers, ca, tmp_path)
+    context = None if kind == "no TLS" else context_of(kind, certificate, ciphers, ca)
     with listening(context) as port:
         smtp = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "tls")), ca_file=ca_file)
         settings = SendGridSettings(api_key="key", host=f"https://127.0.0.1:{port}")
