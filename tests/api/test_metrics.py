@@ -25,6 +25,8 @@ def counted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
         yield replace(settings, metrics_dir=tmp_path, api_metrics_address=Listener("127.0.0.1", 0))
     finally:
         metric_files.end()
+        while metric_files._files:  # a process keeps them until it exits; this one goes on
+            metric_files._files.pop().close()
 
 
 async def scraped(api: Api, listener: str) -> dict[str, float]:
