@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -190,6 +190,33 @@ async def test_a_missing_binding_is_named(management: Management, topology: Topo
     assert words.startswith(f"The queue {topology.dlq} is not bound to the exchange {topology.exchange}")
 
 
+class WithPolicy:
+    """RabbitMQ's reports of queues, with a policy. RabbitMQ itself reports a new policy only after five seconds."""
+
+    def __init__(self, management: Management, definition: Mapping[str, int]) -> None:
+        self._management = management
+        self._fields = {"policy": "theirs", "effective_policy_definition": definition}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._management, name)
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        return {**(await self._management.queue(name) or {}), **self._fields}
+
+
+async def test_a_policy_that_loses_dead_letters_is_named_with_its_remedy(
+    management: Management, topology: Topology
+) -> None:
+    reports = cast("Management", WithPolicy(management, {"max-length": 10, "delivery-limit": 3}))
+    (nowhere, *_) = await fault_texts(management, replace(topology, exchange="nowhere"))
+
+    words = " ".join(await fault_texts(reports, topology))
+
+    assert f"{topology.dlq} drops its oldest messages when it is full: the policy theirs sets max-length to 10" in words
+    assert "exclude ours: rabbitmqctl set_policy -p" in words
+    assert nowhere.startswith("The exchange nowhere does not exist.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "faults"),
     [
@@ -271,3 +298,5 @@ def test_the_lowest_delivery_limit_counts(
 )
 def test_the_consumer_timeout_comes_from_the_argument_or_the_policy(fields: dict[str, object], seconds: float) -> None:
     assert consumer_timeout_in(fields) == seconds
+    with pytest.raises(BrokerUnavailable, match="not a number"):
+        consumer_timeout_in({"arguments": {"x-consumer-timeout": "soon"}})

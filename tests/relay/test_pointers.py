@@ -387,3 +387,24 @@ def test_a_tenant_without_tokens_waits_for_one() -> None:
 
     assert shares.allot({("normal", "acme"): 5}, BATCH) == []
     assert 0 < shares.wait_seconds <= 1 / 4
+
+
+async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too(relay: Publishing) -> None:
+    faults: list[Exception] = [*[BrokerUnavailable("It broke.")] * 7, ZeroDivisionError()]
+
+    class Broken(Queue):
+        async def publish(self, _: Sequence[DuePointer]) -> list[bool]:
+            fault = faults.pop()
+            await all_are_begun.wait()
+            raise fault
+
+    all_are_begun = asyncio.Event()
+    pointers = Broken().pointers()
+    while faults:
+        relay.books.enqueue(1)
+        await pointers.publish_due(relay.outbox)
+        await asyncio.sleep(0)
+    all_are_begun.set()
+
+    with pytest.raises(ZeroDivisionError):
+        await pointers.wait_confirmed()
