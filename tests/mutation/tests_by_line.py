@@ -34,22 +34,32 @@ class TestsByLine:
         self._by_file = {str(file): self._data.contexts_by_lineno(file) for file in self._data.measured_files()}
         self._sources = {str(file): (checkout / file).read_text() for file in self._by_file}
         self._sql = {path: path.read_text() for path in sorted((checkout / "sql/queries").glob("*.sql"))}
+        files = (checkout / "tests").rglob("test_*.py")
+        self._tests = {path.relative_to(checkout).as_posix(): path.read_text() for path in files}
 
     def tests_of(self, file: str, lines: Iterable[int]) -> list[str]:
-        """The tests of some lines: first those that have the module's name, then the others of its room."""
+        """The tests of some lines: first the files whose tests may execute them in other processes or past the
+        product's callers, then the tests that have the module's name, then the others of its room."""
         named = f"test_{Path(file).stem}"
-        own = f"tests/{Path(file).parent.name}/" if file.endswith(".py") else "tests/store/"
-        tests = self._of_sql(file, min(lines)) if file.endswith(".sql") else self._of_python(file, lines)
+        if file.endswith(".sql"):
+            own, names = "tests/store/", self._statements(file, min(lines))
+            tests = self._of_statements(names)
+            call = re.compile(rf"\b(?:{'|'.join(names)})\(")
+            whole = {path for path, words in self._tests.items() if call.search(words)}
+        else:
+            own, tests = f"tests/{Path(file).parent.name}/", self._of_python(file, lines)
+            whole = self._tests.keys() & {f"{own}{named}.py"}
         if not tests:  # the line runs when the module is imported, or only in whole processes
             return [path for path in (own, "tests/acceptance") if (self._checkout / path).is_dir()]
-        return sorted(tests, key=lambda test: (named not in test, not test.startswith(own), test))
+        others = {test for test in tests if test.partition("::")[0] not in whole}
+        return sorted(whole) + sorted(others, key=lambda test: (named not in test, not test.startswith(own), test))
 
     def _of_python(self, file: str, lines: Iterable[int]) -> set[str]:
         by_line = self._by_file.get(file, {})
         return {test for line in lines for test in by_line.get(line, ()) if test}
 
-    def _of_sql(self, file: str, line: int) -> set[str]:
-        """The tests that execute a line which names the statement, or a statement with the part."""
+    def _statements(self, file: str, line: int) -> set[str]:
+        """The statement or part of the line, and the statements that contain the part."""
         text = self._sql[self._checkout / file]
         above = "\n".join(text.splitlines()[:line])
         (*_, heading) = _PART.findall(above) or [""]
@@ -58,6 +68,10 @@ class TestsByLine:
             for section in re.split(r"^(?=-- (?:name|part): )", sql, flags=re.MULTILINE):
                 if f"{{{heading}}}" in section and (found := _PART.match(section)):
                     names.add(found[1])
+        return names
+
+    def _of_statements(self, names: Iterable[str]) -> set[str]:
+        """The tests that execute a line which names one of the statements."""
         found_tests = set()
         for name in names:
             quoted = f'"{name}"'
