@@ -13,7 +13,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -183,7 +182,7 @@ class TestLedgerOfADeadWorker:
         def on_a_full_disk() -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-            with suppress(DispatcherError):
+            with pytest.raises(DispatcherError, match="File too large"):
                 Ledger(tmp_path, worker="w", slot="s", slots=8)
 
         die(on_a_full_disk)
