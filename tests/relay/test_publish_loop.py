@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import orjson
@@ -18,17 +18,20 @@ from structlog.testing import capture_logs
 from dispatcher import enqueue
 from dispatcher.broker import dead_letter, pointer
 from dispatcher.broker.credit import EMPTY_EMAILS
+from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.host.process_table import ProcessSlot
+from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.publish_loop import LeaderServices, PublishLoop
 from dispatcher.store.connections import connect_async
 from dispatcher.store.emails import find_facts
 from dispatcher.store.figures import count_for_monitor
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from tests.broker.proxy import Proxy
 from tests.relay.running import Relay, free_process_slot, leader, next_round, settings_for
 from tests.store.books import Books, Row, email
@@ -169,6 +172,25 @@ async def test_a_dead_letter_holds_enough_to_replay_and_nothing_private(
     assert message.pointer.email_id == answer.email_id
     await until(lambda: books.row(answer.email_id)["dead_letter_due_at"] is None)
     assert books.status(answer.email_id) == status
+
+
+async def test_dead_letters_follow_each_other_without_a_wait(relay: Relay, tables_url: str, store: LeaseStore) -> None:
+    class Writer:
+        """A queue that confirms everything."""
+
+        is_open = True
+
+        async def write(self, messages: Sequence[Outgoing]) -> list[bool]:
+            return [True] * len(messages)
+
+        def count(self, confirmed: Sequence[bool]) -> int:
+            return len(confirmed)
+
+    publisher = DeadLetterPublisher(cast("Any", Writer()), relay.settings.dlq)
+    async with await connect_async(tables_url, name="relay") as session:
+        for _ in range(2):
+            await relay.dead_letter(store)
+            assert await publisher.publish_due(Outbox(session), is_last=False)
 
 
 async def test_an_unroutable_dead_letter_stays_due_and_delays_no_pointer(relay: Relay, store: LeaseStore) -> None:
