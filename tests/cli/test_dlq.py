@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -279,3 +280,30 @@ def test_reconcile_exits_with_3_until_it_repaired_the_differences(
     assert "2 missing" in document.stderr
     assert (len(fixed.json["missing"]), fixed.json["fixed"]) == (2, True)
     assert prepared("dlq", "reconcile").code == 0
+
+
+def test_show_names_message_id_and_recipients_that_refused_or_have_it(offline: CommandLine, dead: DeadEmails) -> None:
+    words = "refused recipients: 2 (550 5.1.1); 250 Ok"
+    (email_id,) = dead.create(status="sent", error_type=None, last_error=words, provider_message_id="4fQ8")
+    dead.books.connection.execute(
+        "insert into email_attempt values"
+        " (%s, 1, 'host:w0', 'smtp', now(), now(), 'deferred', 'throttled', 'slow', '451'),"
+        " (%s, 2, 'host:w0', 'smtp', now(), now(), 'accepted', null, %s, null)",
+        [email_id, email_id, words],
+    )
+    partly: dict[str, Any] = {"error_type": "partly_delivered", "last_error": "delivered to 2 of 3"}
+    (in_part,) = dead.create(**partly, recipient_outcomes='{"1": null, "2": null}')
+
+    shown = offline("dlq", "show", str(email_id), "--no-queue").stdout
+    partial = offline("dlq", "show", str(in_part), "--no-queue").stdout
+
+    fields, _, attempts = shown.partition("\nattempts (by the clock of the sending host)\n")
+    assert "recipients 2 (550 5.1.1), in the order To, Cc, Bcc: the provider refused these" in fields
+    assert re.search(rf"^answer +{re.escape(words)}$", fields, re.MULTILINE)
+    assert "last error" not in fields
+    assert f"<{email_id}@…>" in fields
+    assert "4fQ8" in fields
+    headings = ["attempt", "worker", "provider", "started", "finished", "outcome", "error type", "code", "error"]
+    assert re.split(" {2,}", attempts.splitlines()[0]) == headings
+    assert re.search(r"^delivered to +recipients 1-2, in the order To, Cc, Bcc", partial, re.MULTILINE)
+    assert "recipient_outcomes" not in partial
