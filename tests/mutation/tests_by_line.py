@@ -43,9 +43,11 @@ class TestsByLine:
         named = f"test_{Path(file).stem}"
         if file.endswith(".sql"):
             own, names = "tests/store/", self._statements(file, min(lines))
-            tests = self._of_statements(names)
-            call = re.compile(rf"\b(?:{'|'.join(names)})\(")
+            action = re.compile(rf'^class (\w+)\(.*query="(?:{"|".join(names)})"', re.MULTILINE)
+            actions = [found for words in self._sources.values() for found in action.findall(words)]
+            call = re.compile(rf"\b(?:{'|'.join([*names, *actions])})\(")
             whole = {path for path, words in self._tests.items() if call.search(words)}
+            tests = self._of_statements(names) | whole
         else:
             own, tests = f"tests/{Path(file).parent.name}/", self._of_python(file, lines)
             whole = self._tests.keys() & {f"{own}{named}.py"}
