@@ -71,6 +71,13 @@ async def test_a_lease_contains_the_whole_email(store: LeaseStore, books: Books)
     assert (row["locked_by"], row["publish_due_at"], row["published_at"] is None) == ("worker-1", None, False)
 
 
+async def test_an_email_that_an_event_proves_sent_is_not_leased(store: LeaseStore, books: Books) -> None:
+    proven, other = books.enqueue(2)
+    books.change(proven, proven_by="ses")
+
+    assert [lease.email_id for lease in await store.lease(books.keys([proven, other]), 60)] == [other]
+
+
 @pytest.mark.parametrize("is_known", [True, False], ids=["size stored", "written by the release before"])
 async def test_large_content_and_attachments_are_read_separately_from_the_lease(
     store: LeaseStore, books: Books, *, is_known: bool
