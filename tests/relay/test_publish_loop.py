@@ -191,6 +191,10 @@ async def test_dead_letters_follow_each_other_without_a_wait(relay: Relay, table
         for _ in range(2):
             await relay.dead_letter(store)
             assert await publisher.publish_due(Outbox(session), is_last=False)
+        locked, outbox = await relay.dead_letter(store), Outbox(session)
+        with psycopg.connect(tables_url) as other:
+            other.execute("select from email_log where email_id = %s for update", [locked])
+            assert [await publisher.publish_due(outbox, is_last=True) for _ in range(2)] == [True, False]
 
 
 async def test_an_unroutable_dead_letter_stays_due_and_delays_no_pointer(relay: Relay, store: LeaseStore) -> None:
