@@ -28,6 +28,7 @@ FOR_EVER = 3600.0
 NEVER = 1e-9
 """A share so small that published emails are not read again while there is a backlog."""
 BURST = 2 * BATCH + 20
+ROOM = 1_000_000
 
 
 class CountingOutbox(Outbox):
@@ -60,7 +61,7 @@ class CountingOutbox(Outbox):
 
 
 class Queue:
-    """A fake queue with unlimited room that counts messages per email. It refuses the next `refuses` batches, and the
+    """A fake queue with room for all that counts messages per email. It refuses the next `refuses` batches, and the
     connection breaks at the next `breaks`."""
 
     wait_seconds = 0.0
@@ -68,7 +69,7 @@ class Queue:
     def __init__(self) -> None:
         self.taken: Counter[UUID] = Counter()
         self.order: list[UUID] = []
-        self.room = 1_000_000
+        self.room = ROOM
         self.refuses = 0
         self.breaks = 0
 
@@ -167,6 +168,7 @@ async def test_a_burst_is_not_read_again_in_each_round_and_its_last_marks_are_ma
     assert relay.outbox.read_in_order == [BATCH]
     assert relay.outbox.read_again == []
     assert sum(relay.outbox.read_on) < BURST + BATCH
+    assert relay.queue.room == ROOM - BURST  # turns without an email were given back
     await pointers.mark_all(relay.outbox)
     assert relay.outbox.marks == [BATCH, BATCH, BURST - 2 * BATCH]
     assert relay.still_due() == set()

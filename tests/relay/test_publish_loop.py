@@ -187,7 +187,7 @@ async def test_dead_letters_follow_each_other_without_a_wait(relay: Relay, table
             return len(confirmed)
 
     publisher = DeadLetterPublisher(cast("Any", Writer()), relay.settings.dlq)
-    async with await connect_async(tables_url, name="relay") as session:
+    async with await connect_async(tables_url, name="relay", lock_seconds=0.2) as session:
         for _ in range(2):
             await relay.dead_letter(store)
             assert await publisher.publish_due(Outbox(session), is_last=False)
