@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.header import decode_header, make_header
@@ -149,18 +148,6 @@ def test_the_wait_comes_from_the_responses_headers(
 
     assert isinstance(outcome, Deferred)
     assert outcome.retry_after == seconds
-
-
-def test_without_the_servers_clock_our_clock_is_used() -> None:
-    reset_at = int(time.time()) + 40
-
-    before = time.time()
-    outcome = outcome_of(HttpResponse(429, {"x-ratelimit-reset": str(reset_at)}, b""))
-    after = time.time()
-
-    assert isinstance(outcome, Deferred)
-    assert outcome.retry_after is not None
-    assert reset_at - after <= outcome.retry_after <= reset_at - before
 
 
 def test_an_invalid_message_id_is_not_recorded() -> None:
