@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from dispatcher.dev import conformance
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Uncertain, outcome_name
@@ -32,14 +33,31 @@ def outcome_text(outcome: Outcome | None) -> str:
 
 
 class Sending(Attempt):
-    """One attempt. `left`: how often the adapter called `mark_on_wire`, after its last call of `mark_not_sent`."""
+    """One attempt, with a deadline in some seconds.
 
-    def __init__(self, deadline: float) -> None:
-        super().__init__(1, deadline)
+    Attributes:
+        leave: Called at `mark_on_wire`.
+        admission: Called when the adapter has a connection; returns the new deadline.
+        left: How often the adapter called `mark_on_wire`, after its last call of `mark_not_sent`.
+    """
+
+    def __init__(
+        self,
+        seconds: float = PATIENCE_SECONDS,
+        leave: Callable[[], object] = lambda: None,
+        admission: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(1, asyncio.get_running_loop().time() + seconds)
+        self._leave, self._admission = leave, admission
         self.left = 0
         self.outcome: Outcome | None = None
 
+    def connection_acquired(self) -> None:
+        if self._admission is not None:
+            self.deadline = self._admission()
+
     def mark_on_wire(self) -> None:
+        self._leave()
         self.left += 1
 
     def mark_not_sent(self) -> None:
@@ -66,7 +84,7 @@ async def send(
 
 
 async def _attempt(provider: Provider, outgoing: OutgoingEmail, seconds: float) -> Sending:
-    sending = Sending(asyncio.get_running_loop().time() + seconds)
+    sending = Sending(seconds)
     overtime = Overtime(sending.deadline)
     sending.outcome = await provider.send(outgoing, sending)
     assert overtime.end() < 1, "the adapter returned long after the deadline"

@@ -14,8 +14,7 @@ from dispatcher.dev.http_behaviour import Fault
 from dispatcher.domain.outcome import Accepted, Outcome, Uncertain
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.contract import PromptProvider, SendAgain
-from tests.providers.attempts import FakeAttempt
-from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email
+from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, Sending, an_email
 from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import Ses, accepted, provider_for, ses_place
 from tests.waiting import until
@@ -39,13 +38,9 @@ class Begun:
     """An attempt that the adapter has begun; `outcome` is None if the adapter needs `send`."""
 
     def __init__(self, provider: PromptProvider, seconds: float = PATIENCE_SECONDS, **changes: Any) -> None:
-        self.left = 0
-        deadline = asyncio.get_running_loop().time() + seconds
-        attempt = FakeAttempt(1, deadline, self._leave)
+        attempt = Sending(seconds)
         self.outcome: asyncio.Future[Outcome] | None = provider.begin(an_email(**changes), attempt)
-
-    def _leave(self) -> None:
-        self.left += 1
+        self.left = attempt.left
 
     async def end(self) -> Outcome:
         assert self.outcome is not None
@@ -99,9 +94,8 @@ async def test_a_lease_that_has_ended_stops_the_attempt_before_its_first_byte(pl
     def refuse() -> None:
         raise PermissionError
 
-    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     with pytest.raises(PermissionError):
-        place.provider.begin(an_email(), FakeAttempt(1, deadline, refuse))
+        place.provider.begin(an_email(), Sending(leave=refuse))
 
     await Begun(place.provider).end()
     assert place.times().total() == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ import pytest
 from dispatcher.domain.outcome import Accepted
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capture import CaptureProvider
-from tests.providers.attempts import FakeAttempt
-from tests.providers.emails import an_email, send
+from tests.providers.emails import Sending, an_email, send
 
 
 async def test_the_maildir_is_created_at_the_first_use_and_the_files_name_is_the_message_id(tmp_path: Path) -> None:
@@ -38,8 +36,7 @@ async def test_the_file_is_complete_and_still_hidden_at_mark_on_wire(tmp_path: P
     def leaving() -> None:
         seen.append((len(list((tmp_path / "tmp").iterdir())), len(list((tmp_path / "new").iterdir()))))
 
-    deadline = asyncio.get_running_loop().time() + 10
-    await CaptureProvider(tmp_path).send(an_email(), FakeAttempt(1, deadline, leaving))
+    await CaptureProvider(tmp_path).send(an_email(), Sending(leave=leaving))
 
     assert seen == [(1, 0)]
     assert not list((tmp_path / "tmp").iterdir())

@@ -24,20 +24,14 @@ from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_connection import MAX_RESPONSE_OCTETS, HttpConnection
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.tls import Tls
-from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
-from tests.providers.listeners import (
-    Handler,
-    close_at_once,
-    listening,
-    stay_silent,
-)
+from tests.providers.emails import LATER_SECONDS as LATER
+from tests.providers.emails import PATIENCE_SECONDS as PATIENCE
+from tests.providers.emails import Sending
+from tests.providers.listeners import Handler, close_at_once, listening, stay_silent
 from tests.waiting import Overtime, until, wait_until
 
-PATIENCE: Final = 20.0
 SOON: Final = 0.4
-LATER: Final = 2.0
-"""A deadline in seconds. Even a busy machine reaches the intended point before this deadline."""
 KEY: Final = {"Authorization": "Bearer secret-key"}
 ACCEPTED: Final = b"HTTP/1.1 202 Accepted\r\nX-Message-Id: %s\r\nContent-Length: 0\r\n\r\n"
 
@@ -78,15 +72,13 @@ class Call:
 
     async def run(self, seconds: float = PATIENCE) -> Call:
         """Make the call."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        overtime = Overtime(deadline)
+        attempt = Sending(seconds)
+        overtime = Overtime(attempt.deadline)
         try:
-            self.end = await self._transport.post(
-                self._url, KEY, self._body, FakeAttempt(1, deadline, self._mark_on_wire)
-            )
+            self.end = await self._transport.post(self._url, KEY, self._body, attempt)
         except (RequestNotSent, NoResponse) as error:
             self.end = error
+        self.left = attempt.left
         assert overtime.end() < 1
         return self
 
@@ -101,8 +93,7 @@ class Call:
 
     def begin(self) -> asyncio.Future[HttpResponse | NoResponse] | None:
         """Begin the call without a task."""
-        attempt = FakeAttempt(1, asyncio.get_running_loop().time() + PATIENCE, self._mark_on_wire)
-        return self._transport.begin(self._url, KEY, self._body, attempt, lambda result: result)
+        return self._transport.begin(self._url, KEY, self._body, Sending(), lambda result: result)
 
     def response(self) -> HttpResponse:
         assert isinstance(self.end, HttpResponse)
@@ -113,9 +104,6 @@ class Call:
         assert isinstance(self.end, RequestNotSent)
         assert (self.end.reason, self.left) == (reason, 0)
         return self.end
-
-    def _mark_on_wire(self) -> None:
-        self.left += 1
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "clear"])
@@ -231,9 +219,7 @@ async def test_a_worker_can_refuse_before_the_first_byte_and_the_connection_is_f
     def refuse() -> float:
         raise TooLate
 
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    attempt = FakeAttempt(1, deadline, refuse if step == "mark_on_wire" else lambda: None)
-    attempt.admission = refuse if step == "connection_acquired" else None
+    attempt = Sending(leave=refuse) if step == "mark_on_wire" else Sending(admission=refuse)
     with pytest.raises(TooLate):
         await one.post(f"{double.url}/v3/mail/send", KEY, b"{}", attempt)
 
@@ -245,7 +231,7 @@ async def test_the_deadline_restarts_when_a_connection_is_acquired() -> None:
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     transport = HttpTransport(connections=1)
-    attempt = FakeAttempt(1, began_at + PATIENCE, lambda: None, admission=lambda: loop.time() + SOON)
+    attempt = Sending(admission=lambda: loop.time() + SOON)
     async with listening(stay_silent) as port:
         first = asyncio.create_task(Call(transport, f"http://127.0.0.1:{port}").run(SOON))
         await asyncio.sleep(0)

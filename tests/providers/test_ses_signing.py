@@ -1,12 +1,10 @@
-"""Our Signature Version 4 equals AWS's published vectors and botocore's signatures, and arrives at the server."""
+"""Our Signature Version 4 equals botocore's signatures, and arrives at the server."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -22,28 +20,9 @@ from dispatcher.transport.body import Base64Content, Body, sha256_of
 from tests.providers.emails import an_email, send
 from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, Ses, provider_for
 
-SUITE: Final[dict[str, Any]] = json.loads((Path(__file__).parent / "sigv4_vectors.json").read_text())
 URL: Final = "https://email.eu-west-1.amazonaws.com/v2/email/outbound-emails"
 FILE: Final = OutgoingAttachment("a.pdf", "application/pdf", bytes(300_000))
 HEADERS: Final = {"Content-Type": "application/json", "Host": "email.eu-west-1.amazonaws.com", "User-Agent": "x"}
-
-
-def instant_of(text: str) -> float:
-    """The Unix time of a UTC time."""
-    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-
-
-@pytest.mark.parametrize("vector", SUITE["vectors"], ids=lambda vector: vector["name"])
-async def test_the_signature_equals_the_published_one(vector: dict[str, Any]) -> None:
-    credentials = ReadOnlyCredentials(SUITE["access_key"], SUITE["secret_key"], vector.get("token"), None)
-    signed_at = instant_of(SUITE["signed_at"])
-    signer = Signer(credentials, SUITE["service"], SUITE["region"], vector["headers"], lambda: signed_at)
-    url = f"https://{vector['headers']['Host']}{vector['target']}"
-
-    signed = signer.sign(vector["method"], url, await sha256_of(vector["body"].encode()))
-
-    assert signed["Authorization"].endswith(f"Signature={vector['signature']}")
-    assert signed.get("X-Amz-Security-Token") == vector.get("token")
 
 
 @pytest.mark.parametrize("token", [None, "a/session+token=="])
@@ -56,7 +35,7 @@ def test_botocores_signer_gives_the_same_signatures_on_every_day(
     monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: datetime.fromisoformat(now[0]))
     for key in ("one", "two"):
         credentials = ReadOnlyCredentials("AKIDEXAMPLE", key, token, None)
-        signer = Signer(credentials, "ses", REGION, HEADERS, lambda: instant_of(now[0]))
+        signer = Signer(credentials, "ses", REGION, HEADERS, lambda: datetime.fromisoformat(f"{now[0]}Z").timestamp())
         for instant in ("2026-11-22T23:59:59", "2026-11-23T00:00:00", "2026-11-23T00:00:01", "2026-11-22T23:59:59"):
             now[0] = instant
             theirs = AWSRequest("POST", URL, HEADERS, body)

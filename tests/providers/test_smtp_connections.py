@@ -16,8 +16,7 @@ from dispatcher.domain.outcome import Accepted, Reason
 from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.smtp_connection import default_ehlo_name
-from tests.providers.attempts import FakeAttempt
-from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, outcome_text, send
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, Sending, an_email, outcome_text, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
 from tests.waiting import until, wait_until
 
@@ -167,8 +166,7 @@ async def test_the_deadline_restarts_when_a_connection_is_acquired(tmp_path: Pat
     async with smtp_place(tmp_path, behaviour, connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await until(lambda: place.sink.commands["MAIL"] == 1)
-        attempt = FakeAttempt(1, loop.time() + LATER_SECONDS, lambda: None)
-        attempt.admission = lambda: loop.time() + PATIENCE_SECONDS
+        attempt = Sending(LATER_SECONDS, admission=lambda: loop.time() + PATIENCE_SECONDS)
         second = asyncio.create_task(place.provider.send(an_email(), attempt))
         await asyncio.sleep(0)
 
@@ -187,9 +185,8 @@ async def test_an_email_refused_in_connection_acquired_frees_its_slot(used: Smtp
     def refuse() -> float:
         raise RouteClosed
 
-    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
     with pytest.raises(RouteClosed):
-        await used.provider.send(an_email(), FakeAttempt(1, deadline, pytest.fail, admission=refuse))
+        await used.provider.send(an_email(), Sending(leave=pytest.fail, admission=refuse))
 
     assert isinstance((await send(used.provider, an_email())).outcome, Accepted)
 
@@ -230,18 +227,17 @@ async def test_a_reply_that_is_unread_in_the_socket_at_the_deadline_counts(tmp_p
     async with sink_process(tmp_path) as port:
         provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
         await send(provider, an_email())
-        deadline = loop.time() + LATER_SECONDS
-        email = an_email()
+        email, attempt = an_email(), Sending(LATER_SECONDS, lambda: loop.call_soon(stay_busy))
 
         def stay_busy() -> None:
             wait_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
             # `loop.time()` would not advance here, because uvloop updates its time only once per iteration.
-            wait_until(lambda: time.monotonic() > deadline + 0.1)
+            wait_until(lambda: time.monotonic() > attempt.deadline + 0.1)
 
-        outcome = await provider.send(email, FakeAttempt(1, deadline, lambda: loop.call_soon(stay_busy)))
+        outcome = await provider.send(email, attempt)
         await provider.close()
 
-    assert loop.time() > deadline
+    assert loop.time() > attempt.deadline
     assert isinstance(outcome, Accepted)
 
 

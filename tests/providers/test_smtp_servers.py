@@ -22,8 +22,7 @@ from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import RequestNotSent
 from dispatcher.transport.mime import render
-from tests.providers.attempts import FakeAttempt
-from tests.providers.emails import PATIENCE_SECONDS, an_email, outcome_text, parsed, send
+from tests.providers.emails import Sending, an_email, outcome_text, parsed, send
 from tests.providers.listeners import closing
 
 KEY = b"a-key-of-at-least-32-characters-one"
@@ -108,9 +107,8 @@ async def test_an_address_that_swallows_packets_does_not_stop_smtp(
 async def test_a_host_without_an_address_and_a_closed_port_are_named() -> None:
     host = "smtp.example.invalid"
     over_smtp = await send(_provider(25, host), an_email())
-    call = FakeAttempt(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS, lambda: None)
     with pytest.raises(RequestNotSent) as over_http:
-        await HttpTransport(connections=1).post(f"https://{host}/", {}, b"", call)
+        await HttpTransport(connections=1).post(f"https://{host}/", {}, b"", Sending())
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         refused = await send(_provider(closed.getsockname()[1]), an_email())

@@ -40,8 +40,8 @@ def templated(number: int, **changes: Any) -> OutgoingEmail:
 class BulkSend(Sending):
     """One email's attempt. `refusal`: what `mark_on_wire` raises; `fault`: what the adapter raised."""
 
-    def __init__(self, email: OutgoingEmail, deadline: float) -> None:
-        super().__init__(deadline)
+    def __init__(self, email: OutgoingEmail, seconds: float) -> None:
+        super().__init__(seconds)
         self.email = email
         self.refusal: Exception | None = None
         self.fault: Exception | None = None
@@ -74,8 +74,7 @@ async def send_all(
     """Sends all emails at the same moment; returns when each email has an outcome. Asserts that each accepted email
     arrived once, and no refused email arrived. `refused_at`: the position of an email whose lease has expired."""
     provider = BulkSender(place.provider, most_emails)
-    deadline = asyncio.get_running_loop().time() + seconds
-    sends = [BulkSend(email, deadline) for email in emails]
+    sends = [BulkSend(email, seconds) for email in emails]
     if refused_at is not None:
         sends[refused_at].refusal = LeaseExpired()
     await asyncio.gather(*(each.send(provider) for each in sends))
