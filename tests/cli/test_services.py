@@ -189,8 +189,14 @@ def depth(topology: Topology, servers: Servers) -> int:
     return asyncio.run(depths(servers.amqp_url, topology))[topology.queue]
 
 
+@pytest.mark.parametrize("repeats", [False, True], ids=["one signal", "many signals"])
 def test_api_serves_until_sigterm(
-    prepared: CommandLine, start: Start, connection: psycopg.Connection, topology: Topology, servers: Servers
+    prepared: CommandLine,
+    start: Start,
+    connection: psycopg.Connection,
+    topology: Topology,
+    servers: Servers,
+    repeats: bool,
 ) -> None:
     api = start(prepared.having(**OPEN_API), "api")
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
@@ -201,24 +207,17 @@ def test_api_serves_until_sigterm(
     # Wait until the message is published, because a stopping API waits only a few seconds for confirms.
     wait_until(lambda: depth(topology, servers) == 1)
 
-    assert (_end(api), api.words) == (0, "")
-    assert api.events("api.stopped")
-    assert "example.org" not in api.log
-    assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
-
-
-def test_repeated_sigterm_stops_api_like_one(prepared: CommandLine, start: Start) -> None:
-    api = start(prepared.having(**OPEN_API), "api")
-    api.await_events("api.started")
-
     def has_ended() -> bool:
         with suppress(ProcessLookupError):
             api.send(signal.SIGTERM)
         return api.exit_code is not None
 
-    wait_until(has_ended)
-
-    assert api.exit_code == 0
+    if repeats:
+        wait_until(has_ended)
+    assert (api.exit_code if repeats else _end(api), api.words) == (0, "")
+    assert api.events("api.stopped")
+    assert "example.org" not in api.log
+    assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
 
 
 def test_without_keys_api_refuses_to_start_on_a_public_address(storing: CommandLine) -> None:
