@@ -164,18 +164,6 @@ def test_a_full_disk_while_a_file_grows_stops_the_counting_and_not_the_process(t
     assert samples(tmp_path)['dispatcher_throttles_total{provider="provider-0"}'] == 1
 
 
-def test_restarts_add_no_files_and_never_decrease_a_counter(tmp_path: Path) -> None:
-    seen = [0.0]
-    for _ in range(10):
-        with counting(tmp_path, "w0") as process:
-            process.tell("add 1")
-            process.kill()
-            seen.append(samples(tmp_path)[SENT])
-
-    assert seen == [float(number) for number in range(11)]
-    assert len(files(tmp_path)) == len(PREFIXES)
-
-
 def test_prometheus_client_reads_our_files(tmp_path: Path) -> None:
     with counting(tmp_path, "w0") as first, counting(tmp_path, "w1") as second:
         for process in (first, second):
