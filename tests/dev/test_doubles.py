@@ -45,17 +45,6 @@ async def double(tmp_path: Path) -> AsyncIterator[HttpDouble]:
         yield running
 
 
-async def test_each_acceptance_of_an_email_is_in_the_ledger(double: HttpDouble) -> None:
-    for _ in range(2):
-        status, headers, body = await post(double.port, "one")
-
-        assert (status, body) == (202, b"")
-        assert len(headers["x-message-id"]) == 22
-
-    assert [(entry.email_id, entry.recipients) for entry in double.ledger().entries] == [("one", 2)] * 2
-    assert double.ledger().duplicates == double.requests == {"one": 2}
-
-
 async def test_the_wire_record_has_every_event_of_each_request(tmp_path: Path) -> None:
     double = HttpDouble(tmp_path, records_wire=True)
     await double.start()
