@@ -54,16 +54,6 @@ def _end(program: Program, number: signal.Signals = signal.SIGTERM) -> int:
     return program.await_exit(DEADLINE_SECONDS)
 
 
-def test_all_invalid_settings_are_reported_before_the_start(settled: CommandLine) -> None:
-    given = {"DATABASE_URL": "http://db", "WORKERS": "many", "PROVIDERS": "none", "CA_FILE": "/dev/null"}
-
-    ended = settled.having(**{f"DISPATCHER_{name}": value for name, value in given.items()})("run")
-
-    assert (ended.code, ended.stderr) == (78, "")
-    named = {reason.partition(" ")[0].removeprefix("DISPATCHER_") for reason in ended.refusals}
-    assert named == given.keys()
-
-
 def test_on_a_terminal_start_errors_are_text_and_not_log_lines(settled: CommandLine) -> None:
     ended = settled.having(DISPATCHER_LOG_FORMAT=None, DISPATCHER_PROVIDERS="none").on_terminal("run")
 
@@ -182,13 +172,6 @@ def test_the_monitor_polls_the_queue_of_provider_events(
     amazon.stop()
 
 
-OPEN_API = {"DISPATCHER_API_ADDRESS": "127.0.0.1:0", "DISPATCHER_API_ALLOW_ANONYMOUS": "on"}
-
-
-def depth(topology: Topology, servers: Servers) -> int:
-    return asyncio.run(depths(servers.amqp_url, topology))[topology.queue]
-
-
 @pytest.mark.parametrize("repeats", [False, True], ids=["one signal", "many signals"])
 def test_api_serves_until_sigterm(
     prepared: CommandLine,
@@ -198,14 +181,15 @@ def test_api_serves_until_sigterm(
     servers: Servers,
     repeats: bool,
 ) -> None:
-    api = start(prepared.having(**OPEN_API), "api")
+    given = {"DISPATCHER_API_ADDRESS": "127.0.0.1:0", "DISPATCHER_API_ALLOW_ANONYMOUS": "on"}
+    api = start(prepared.having(**given), "api")
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
     headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
     listener = api.await_events("api.started")["listener"]
     with urlopen(Request(f"http://{listener}/v1/emails", body, headers), timeout=20) as answer:
         assert answer.status == 202
     # Wait until the message is published, because a stopping API waits only a few seconds for confirms.
-    wait_until(lambda: depth(topology, servers) == 1)
+    wait_until(lambda: asyncio.run(depths(servers.amqp_url, topology))[topology.queue] == 1)
 
     def has_ended() -> bool:
         with suppress(ProcessLookupError):
