@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import boto3.session
@@ -103,21 +102,6 @@ def test_a_server_that_is_silent_does_not_delay_the_exit(settled: CommandLine, s
     assert "connection_lost" not in run.log  # `run` would log this after the connection timeout
 
 
-def test_the_start_continues_when_the_server_is_back(
-    prepared: CommandLine, start: Start, servers: Servers, own_database_url: str
-) -> None:
-    name = urlsplit(own_database_url).path[1:]
-    with psycopg.connect(servers.database_url, autocommit=True) as administration:
-        administration.execute(f"alter database {name} rename to {name}_away".encode())
-        run = start(prepared.having(DISPATCHER_DATABASE_URL=own_database_url), "run", "--workers", "1")
-        run.await_events("store.connection_lost")
-        administration.execute(f"alter database {name}_away rename to {name}".encode())
-        run.await_events("store.connected")
-        run.await_events("relay.leading")
-
-    assert _end(run) == 0
-
-
 def test_the_parent_is_alone_without_sockets_and_its_workers_send(
     prepared: CommandLine, start: Start, connection: psycopg.Connection
 ) -> None:
@@ -127,7 +111,7 @@ def test_the_parent_is_alone_without_sockets_and_its_workers_send(
     sent = run.await_events("email.attempted")
     title = Path(f"/proc/{run.pid}/cmdline").read_bytes()
     threads = list(Path(f"/proc/{run.pid}/task").iterdir())
-    sockets = _sockets(run.pid)
+    sockets = [path for path in Path(f"/proc/{run.pid}/fd").iterdir() if path.is_socket()]
     # The last child may start only after the worker has sent the email.
     children = wait_until(lambda: run.children()[2:] and run.children())
     second = prepared("run")
@@ -141,14 +125,6 @@ def test_the_parent_is_alone_without_sockets_and_its_workers_send(
     assert prepared("status", "--json").json["emails"]["sent"] == 1
     assert second.code == 1
     assert "Another `dispatcher run` uses the run directory" in second.refusals[0]
-
-
-def _sockets(pid: int) -> list[str]:
-    targets = []
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the process has closed the descriptor since `iterdir`
-            targets.append(str(path.readlink()))
-    return [target for target in targets if target.startswith("socket:")]
 
 
 def test_the_monitor_polls_the_queue_of_provider_events(
