@@ -21,8 +21,7 @@ import pytest
 from dispatcher.dev import cache, debian, ports
 from tests.acceptance.harness import Host, address_of, emails, stop
 from tests.supervisor.program import eventually
-from tests.telemetry.grafana import RULES, queries
-from tests.telemetry.test_deploy import named
+from tests.telemetry.test_deploy import RULES, named, queries
 
 REMEDY: Final = "Check the network, or install Prometheus (apt-get install prometheus)."
 _CONFIGURATION: Final = """
@@ -110,7 +109,7 @@ def test_every_panel_and_rule_works_in_a_prometheus_that_scrapes_a_host(host: Ho
         present = {found["metric"]["__name__"] for found in result(ask, '{__name__=~"dispatcher_.+"}')}
         # An event that never happened, such as a throttle, has no series. The query for such an event must still be
         # valid.
-        answers = {expression: result(ask, expression) for _, expression in queries()}
+        answers = {expression: result(ask, expression) for expression in queries()}
         silent = [each for each, found in answers.items() if not found and named(each) <= present]
         eventually(lambda: all(rule["health"] == "ok" for rule in rules(ask)), "the rules")
         eventually(lambda: "EmailDeadLetters" in firing_alerts(ask), "the alert about dead letters")

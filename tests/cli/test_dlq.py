@@ -297,13 +297,11 @@ def test_show_names_message_id_and_recipients_that_refused_or_have_it(offline: C
     shown = offline("dlq", "show", str(email_id), "--no-queue").stdout
     partial = offline("dlq", "show", str(in_part), "--no-queue").stdout
 
-    fields, _, attempts = shown.partition("\nattempts (by the clock of the sending host)\n")
+    fields = shown.partition("\nattempts (by the clock of the sending host)\n")[0]
     assert "recipients 2 (550 5.1.1), in the order To, Cc, Bcc: the provider refused these" in fields
     assert re.search(rf"^answer +{re.escape(words)}$", fields, re.MULTILINE)
     assert "last error" not in fields
     assert f"<{email_id}@…>" in fields
     assert "4fQ8" in fields
-    headings = ["attempt", "worker", "provider", "started", "finished", "outcome", "error type", "code", "error"]
-    assert re.split(" {2,}", attempts.splitlines()[0]) == headings
     assert re.search(r"^delivered to +recipients 1-2, in the order To, Cc, Bcc", partial, re.MULTILINE)
     assert "recipient_outcomes" not in partial

@@ -158,21 +158,6 @@ def test_init_ends_no_transaction_that_locks_in_another_order(
         assert init.wait(timeout=60) == 0
 
 
-def test_a_killed_init_that_waits_for_another_one_leaves_no_session(
-    release: CommandLine, connection: psycopg.Connection
-) -> None:
-    with (
-        using(release, "select pg_advisory_lock(hashtext('dispatcher_migration'))"),
-        release.started("init") as init,
-    ):
-        waits = f"select from ({INIT_SESSIONS}) as session where query ~ 'pg_try_advisory_lock'"
-        wait_until(lambda: connection.execute(waits.encode()).fetchall())
-
-        init.send_signal(signal.SIGKILL)
-
-        wait_until(lambda: not connection.execute(INIT_SESSIONS).fetchall())
-
-
 def test_applications_write_while_an_index_waits_for_a_transaction_which_init_names(
     release: CommandLine, connection: psycopg.Connection
 ) -> None:

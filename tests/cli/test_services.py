@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import boto3.session
@@ -52,16 +51,6 @@ def _end(program: Program, number: signal.Signals = signal.SIGTERM) -> int:
     """Sends a signal; returns the exit code."""
     program.send(number)
     return program.await_exit(DEADLINE_SECONDS)
-
-
-def test_all_invalid_settings_are_reported_before_the_start(settled: CommandLine) -> None:
-    given = {"DATABASE_URL": "http://db", "WORKERS": "many", "PROVIDERS": "none", "CA_FILE": "/dev/null"}
-
-    ended = settled.having(**{f"DISPATCHER_{name}": value for name, value in given.items()})("run")
-
-    assert (ended.code, ended.stderr) == (78, "")
-    named = {reason.partition(" ")[0].removeprefix("DISPATCHER_") for reason in ended.refusals}
-    assert named == given.keys()
 
 
 def test_on_a_terminal_start_errors_are_text_and_not_log_lines(settled: CommandLine) -> None:
@@ -113,21 +102,6 @@ def test_a_server_that_is_silent_does_not_delay_the_exit(settled: CommandLine, s
     assert "connection_lost" not in run.log  # `run` would log this after the connection timeout
 
 
-def test_the_start_continues_when_the_server_is_back(
-    prepared: CommandLine, start: Start, servers: Servers, own_database_url: str
-) -> None:
-    name = urlsplit(own_database_url).path[1:]
-    with psycopg.connect(servers.database_url, autocommit=True) as administration:
-        administration.execute(f"alter database {name} rename to {name}_away".encode())
-        run = start(prepared.having(DISPATCHER_DATABASE_URL=own_database_url), "run", "--workers", "1")
-        run.await_events("store.connection_lost")
-        administration.execute(f"alter database {name}_away rename to {name}".encode())
-        run.await_events("store.connected")
-        run.await_events("relay.leading")
-
-    assert _end(run) == 0
-
-
 def test_the_parent_is_alone_without_sockets_and_its_workers_send(
     prepared: CommandLine, start: Start, connection: psycopg.Connection
 ) -> None:
@@ -137,7 +111,7 @@ def test_the_parent_is_alone_without_sockets_and_its_workers_send(
     sent = run.await_events("email.attempted")
     title = Path(f"/proc/{run.pid}/cmdline").read_bytes()
     threads = list(Path(f"/proc/{run.pid}/task").iterdir())
-    sockets = _sockets(run.pid)
+    sockets = [path for path in Path(f"/proc/{run.pid}/fd").iterdir() if path.is_socket()]
     # The last child may start only after the worker has sent the email.
     children = wait_until(lambda: run.children()[2:] and run.children())
     second = prepared("run")
@@ -151,14 +125,6 @@ def test_the_parent_is_alone_without_sockets_and_its_workers_send(
     assert prepared("status", "--json").json["emails"]["sent"] == 1
     assert second.code == 1
     assert "Another `dispatcher run` uses the run directory" in second.refusals[0]
-
-
-def _sockets(pid: int) -> list[str]:
-    targets = []
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the process has closed the descriptor since `iterdir`
-            targets.append(str(path.readlink()))
-    return [target for target in targets if target.startswith("socket:")]
 
 
 def test_the_monitor_polls_the_queue_of_provider_events(
@@ -182,43 +148,36 @@ def test_the_monitor_polls_the_queue_of_provider_events(
     amazon.stop()
 
 
-OPEN_API = {"DISPATCHER_API_ADDRESS": "127.0.0.1:0", "DISPATCHER_API_ALLOW_ANONYMOUS": "on"}
-
-
-def depth(topology: Topology, servers: Servers) -> int:
-    return asyncio.run(depths(servers.amqp_url, topology))[topology.queue]
-
-
+@pytest.mark.parametrize("repeats", [False, True], ids=["one signal", "many signals"])
 def test_api_serves_until_sigterm(
-    prepared: CommandLine, start: Start, connection: psycopg.Connection, topology: Topology, servers: Servers
+    prepared: CommandLine,
+    start: Start,
+    connection: psycopg.Connection,
+    topology: Topology,
+    servers: Servers,
+    repeats: bool,
 ) -> None:
-    api = start(prepared.having(**OPEN_API), "api")
+    given = {"DISPATCHER_API_ADDRESS": "127.0.0.1:0", "DISPATCHER_API_ALLOW_ANONYMOUS": "on"}
+    api = start(prepared.having(**given), "api")
     body = orjson.dumps({"from": "a@example.com", "to": "b@example.org", "subject": "Hello", "text": "It works."})
     headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
     listener = api.await_events("api.started")["listener"]
     with urlopen(Request(f"http://{listener}/v1/emails", body, headers), timeout=20) as answer:
         assert answer.status == 202
     # Wait until the message is published, because a stopping API waits only a few seconds for confirms.
-    wait_until(lambda: depth(topology, servers) == 1)
-
-    assert (_end(api), api.words) == (0, "")
-    assert api.events("api.stopped")
-    assert "example.org" not in api.log
-    assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
-
-
-def test_repeated_sigterm_stops_api_like_one(prepared: CommandLine, start: Start) -> None:
-    api = start(prepared.having(**OPEN_API), "api")
-    api.await_events("api.started")
+    wait_until(lambda: asyncio.run(depths(servers.amqp_url, topology))[topology.queue] == 1)
 
     def has_ended() -> bool:
         with suppress(ProcessLookupError):
             api.send(signal.SIGTERM)
         return api.exit_code is not None
 
-    wait_until(has_ended)
-
-    assert api.exit_code == 0
+    if repeats:
+        wait_until(has_ended)
+    assert (api.exit_code if repeats else _end(api), api.words) == (0, "")
+    assert api.events("api.stopped")
+    assert "example.org" not in api.log
+    assert connection.execute("select message_key, publish_due_at from email_log").fetchall() == [("hello-1", None)]
 
 
 def test_without_keys_api_refuses_to_start_on_a_public_address(storing: CommandLine) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 
 import orjson
 import psycopg
@@ -17,11 +15,11 @@ from dispatcher.cli.status import fetch_unready
 from dispatcher.config.values import Listener
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.retry import longest_recovery_seconds
-from dispatcher.host.web_server import WebResponse, WebServer
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.providers.listeners import listening
 from tests.store.books import Books
 from tests.store.pausing import pause
-from tests.waiting import until, wait_until
+from tests.waiting import wait_until
 
 AWAY = "postgresql://u:p@127.0.0.1:1/x"
 
@@ -234,24 +232,6 @@ def test_the_history_has_hours_up_to_two_days_and_else_days(
     assert len(history["days"]) == 4
 
 
-async def unready_of(body: bytes) -> str | None:
-    """What `status` reads from the monitor's /readyz if /readyz returns this body."""
-
-    async def page() -> WebResponse:
-        return WebResponse(body, "application/json", HTTPStatus.SERVICE_UNAVAILABLE)
-
-    server = WebServer(Listener("127.0.0.1", 0), {"/readyz": page})
-    running = asyncio.create_task(server.run())
-    try:
-        await until(lambda: server.address is not None)
-        assert server.address is not None
-        return await fetch_unready(server.address)
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-
-
 @pytest.mark.parametrize(
     ("body", "unready"),
     [
@@ -265,4 +245,9 @@ async def unready_of(body: bytes) -> str | None:
     ],
 )
 async def test_the_reason_why_a_host_is_not_ready_has_no_control_characters(body: bytes, unready: str | None) -> None:
-    assert await unready_of(body) == unready
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /readyz ")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n" + body)
+
+    async with listening(answer) as port:
+        assert await fetch_unready(Listener("127.0.0.1", port)) == unready

@@ -17,7 +17,6 @@ from urllib.request import Request, urlopen
 import orjson
 import psycopg
 import pytest
-from psycopg import errors as pg
 
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
@@ -56,14 +55,6 @@ class Database:
         with psycopg.connect(self.url(role), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
-
-    def refuses(self, role: str, statement: str) -> bool:
-        """Whether a role lacks the privilege for a statement."""
-        try:
-            self.execute(statement, role)
-        except pg.InsufficientPrivilege:
-            return True
-        return False
 
 
 @pytest.fixture
@@ -196,14 +187,6 @@ def test_a_role_has_no_rights_without_a_grant_and_none_on_others_tables(owner: C
 
     assert (ended.code, "may not enqueue: permission denied for table" in ended.stderr) == (1, True)
     assert "dispatcher topology grants --producer" in ended.stderr
-    for role, statement in (
-        ("producer", 'insert into "order".relay_polls default values'),
-        ("producer", 'delete from "order".relay_polls'),
-        ("dispatcher", "select * from public.api_key"),
-        ("dispatcher", """update "order".dispatcher_migration set name = ''"""),
-        ("reader", """select "order".operator_audit_prune(now(), 1)"""),
-    ):
-        assert database.refuses(role, statement), statement
     prune = """select "order".email_partition_prune('orders', now(), now())"""
     assert database.execute(prune, "dispatcher") == []  # only our partitions
 

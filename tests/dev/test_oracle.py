@@ -90,6 +90,15 @@ BAD: dict[str, Records] = {
 }
 
 
+LOST = {
+    "answered and without a row": 1,
+    "neither sent nor failed nor held nor cancelled": 1,
+    "sent and never accepted": 1,
+    "too few accepted emails settled by events": 2,  # two of the emails of GOOD have no row
+    "sent, and a recipient is left out": 1,
+}
+
+
 def test_correct_records_have_no_violations() -> None:
     verdict = judge(replace(GOOD, refused_keys=frozenset({"b"})))
 
@@ -117,19 +126,7 @@ def test_every_kind_of_violation_is_found(name: str) -> None:
 
     assert name in verdict.violations, verdict.violations
     assert not verdict.is_good
-
-
-@pytest.mark.parametrize(
-    ("name", "lost"),
-    [
-        ("answered and without a row", 1),
-        ("neither sent nor failed nor held nor cancelled", 1),
-        ("sent and never accepted", 1),
-        ("accepted more than once", 0),
-    ],
-)
-def test_missing_and_unfinished_and_unaccepted_emails_are_lost(name: str, lost: int) -> None:
-    assert judge(BAD[name]).lost == lost
+    assert verdict.lost == LOST.get(name, 0)
 
 
 PARTLY = Row("a", "failed", reason="partly_delivered")

@@ -57,18 +57,6 @@ def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatc
     return servers
 
 
-def test_servers_of_the_environment_are_used_and_none_is_started(
-    tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in servers.environment().items():
-        monkeypatch.setenv(name, value)
-
-    with private_servers(tmp_path / "other") as named:
-        assert named.environment() == servers.environment()
-        assert status(named.folder).pids == {}
-        assert status(named.folder).running
-
-
 def test_a_server_that_the_environment_does_not_name_is_started_and_not_shared(
     tmp_path: Path, broker_named: Servers
 ) -> None:

@@ -126,17 +126,6 @@ async def test_an_event_names_only_a_recipient_to_whom_the_email_was_sent(
     assert [f"{bounce} {names[address]}" for bounce, address in scene.seen("bounce, address_hash")] == bounces
 
 
-async def test_a_recipient_cannot_make_another_recipient_suppressed(mailbox: Mailbox, scene: Scene) -> None:
-    (email_id,) = scene.books.enqueue_tried(**BOTH)
-    for corpus_name in (UNKNOWN_USER, "postfix-two-recipients", "arf-abuse", "arf-opt-out"):
-        mailbox.deliver(corpus_name, email_id, f"{corpus_name}.host")
-
-    await mailbox.read()
-
-    assert set(scene.seen("bounce")) == {"hard", "soft", None}
-    assert scene.books.count("suppression") == 0
-
-
 @pytest.mark.parametrize("corpus_name", [UNKNOWN_USER, "arf-abuse"])
 async def test_messages_with_many_dates_are_one_event_per_day(mailbox: Mailbox, scene: Scene, corpus_name: str) -> None:
     (email_id,) = scene.books.enqueue_tried()

@@ -411,17 +411,6 @@ class TestTornWrites:
 
         assert (attempt.email_id, attempt.outcome) == (ID, None)
 
-    def test_a_damaged_answer_is_ignored(self, tmp_path: Path) -> None:
-        written = self.contents(
-            tmp_path / "1", lambda ledger: ledger.mark_answered(leave(ledger), Accepted("a"), finished_at=2.0)
-        )
-
-        damaged = bytearray(written)
-        damaged[HEADER_BYTES + 200] ^= 1
-
-        (attempt,) = self.torn(tmp_path, bytes(damaged))
-        assert attempt.outcome is None
-
 
 def flip(at: int, mask: int = 0x40) -> Callable[[bytearray], object]:
     def change(content: bytearray) -> None:

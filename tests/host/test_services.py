@@ -78,15 +78,6 @@ class Rounds:
             raise self.faults.pop(0)
 
 
-class Endless:
-    """A service whose first round never ends."""
-
-    interval_seconds = 0.001
-
-    async def run_once(self) -> None:
-        await asyncio.Event().wait()
-
-
 @asynccontextmanager
 async def kept(*tasks: Task) -> AsyncIterator[None]:
     stop = asyncio.Event()
@@ -99,16 +90,16 @@ async def kept(*tasks: Task) -> AsyncIterator[None]:
 
 
 async def test_a_task_that_fails_or_is_cut_off_is_restarted_and_does_not_end_the_others() -> None:
-    failing, cut_off, steady = Failing(), CutOff(), Steady()
+    failing, cut_off, steady, service = Failing(), CutOff(), Steady(), Rounds(LookupError("x"))
 
     with capture_logs() as logs:
-        async with kept(failing, cut_off, steady):
-            await until(lambda: failing.times >= 3 and cut_off.times >= 3)
+        async with kept(steady, failing, cut_off, Periodic(service)):
+            await until(lambda: failing.times >= 3 and cut_off.times >= 3 and service.rounds > 2)
             assert not steady.ended
 
     assert (steady.ended, steady.times) == (True, 1)
     logged = {log["where"]: log["error"] for log in logs}
-    assert logged.keys() == {"monitor: Failing", "monitor: CutOff"}
+    assert logged.keys() == {"monitor: Failing", "monitor: CutOff", "monitor: Rounds"}
     assert logged["monitor: Failing"].startswith("LookupError at test_services.py:")  # without the private text
 
 
@@ -141,16 +132,6 @@ async def test_a_fault_of_postgresql_is_logged_once_until_a_round_succeeds(
             await until(lambda: not service.faults)
 
     assert [(log["event"], log["reason"]) for log in logs] == [(event, "the first time."), (event, "again.")]
-
-
-async def test_a_failed_service_is_retried_and_a_slow_one_delays_no_other() -> None:
-    failing, slow, steady = Rounds(LookupError("x")), Endless(), Rounds()
-
-    with capture_logs() as logs:
-        async with kept(Periodic(slow), Periodic(failing), Periodic(steady)):
-            await until(lambda: failing.rounds > 2 and steady.rounds > 2)
-
-    assert [log["where"] for log in logs] == ["monitor: Rounds"]
 
 
 async def test_run_if_due_runs_a_service_only_if_it_is_due_or_woken() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,12 +19,6 @@ import trustme
 from standardwebhooks.webhooks import Webhook as Verifier
 
 SECRET: Final = "whsec_" + base64.b64encode(b"0123456789abcdefghijklmnopqrstuv").decode()
-
-
-def _with_tls(plain: socket.socket, ca: trustme.CA, *names: str) -> ssl.SSLSocket:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert(*names).configure_cert(context)
-    return context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,9 @@ class Receiver(ThreadingHTTPServer):
 
     def __init__(self, ca: trustme.CA, *names: str) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
-        self.socket = _with_tls(self.socket, ca, *names)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ca.issue_cert(*names).configure_cert(context)
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.posted: list[Posted] = []
         self.statuses: list[int] = []
         self.status_of: Callable[[Posted], int] = lambda _: 204
@@ -98,35 +93,6 @@ class _Answer(BaseHTTPRequestHandler):
         """Logs nothing."""
 
 
-class RawReceiver(socketserver.ThreadingTCPServer):
-    """An https server that answers each request with the octets that `answer` returns, which need not be HTTP. Then
-    the server waits until the client closes the connection."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, ca: trustme.CA, answer: Callable[[], Iterable[bytes]]) -> None:
-        super().__init__(("127.0.0.1", 0), _RawAnswer)
-        self.socket = _with_tls(self.socket, ca, "127.0.0.1")
-        self.answer = answer
-
-    @property
-    def url(self) -> str:
-        return f"https://127.0.0.1:{self.server_address[1]}/"
-
-
-class _RawAnswer(socketserver.BaseRequestHandler):
-    server: RawReceiver
-
-    def handle(self) -> None:
-        with suppress(OSError):  # the client may close the connection at any time
-            self.request.recv(65536)
-            for octets in self.server.answer():
-                self.request.sendall(octets)
-            while self.request.recv(65536):
-                pass
-
-
 @contextmanager
 def serving(server: socketserver.BaseServer, released: threading.Event) -> Iterator[None]:
     """Answers requests in a thread during the block, after which no request waits for `released`."""
@@ -138,13 +104,6 @@ def serving(server: socketserver.BaseServer, released: threading.Event) -> Itera
         released.set()
         server.shutdown()
         thread.join()
-
-
-@contextmanager
-def receiving_raw(ca: trustme.CA, answer: Callable[[], Iterable[bytes]]) -> Iterator[RawReceiver]:
-    """Runs a raw receiver for 127.0.0.1 during the block."""
-    with RawReceiver(ca, answer) as server, serving(server, threading.Event()):
-        yield server
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import asyncio
 import email.policy
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from email.message import EmailMessage
 from ipaddress import ip_address
@@ -28,7 +29,7 @@ from dispatcher.monitor.alert_mail import MailChannel
 from dispatcher.monitor.alert_words import payload, subject, text
 from dispatcher.transport.destination import MAX_ADDRESSES, is_public
 from dispatcher.transport.signed_post import MAX_HEAD_OCTETS, MAX_INFORMATIONAL
-from tests.monitor.receiver import SECRET, Receiver, receiving_raw
+from tests.monitor.receiver import SECRET, Receiver
 from tests.waiting import DEADLINE_SECONDS, Overtime, until
 
 
@@ -158,20 +159,45 @@ BEYOND: dict[str, tuple[str, Iterable[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("answer", WITHIN.values(), ids=WITHIN)
+@pytest.fixture
+def tls(ca: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@asynccontextmanager
+async def answering(parts: Iterable[bytes], tls: ssl.SSLContext) -> AsyncIterator[str]:
+    """Runs an https server that answers with these octets, and then waits for the end of the connection; yields its
+    URL."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):  # the client may close the connection at any time
+            await reader.readuntil(b"\r\n\r\n")
+            for octets in parts:
+                writer.write(octets)
+                await writer.drain()
+            await reader.read()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+@pytest.mark.parametrize("parts", WITHIN.values(), ids=WITHIN)
 async def test_an_answer_within_the_limits_counts(
-    ca: trustme.CA, ca_file: Path, notice: Notice, answer: Iterable[bytes]
+    tls: ssl.SSLContext, ca_file: Path, notice: Notice, parts: Iterable[bytes]
 ) -> None:
-    with receiving_raw(ca, lambda: answer) as receiver:
-        assert await channel_to(receiver.url, ca_file).send(notice) == "the receiver answered 204"
+    async with answering(parts, tls) as url:
+        assert await channel_to(url, ca_file).send(notice) == "the receiver answered 204"
 
 
-@pytest.mark.parametrize(("reason", "answer"), BEYOND.values(), ids=BEYOND)
+@pytest.mark.parametrize(("reason", "parts"), BEYOND.values(), ids=BEYOND)
 async def test_an_answer_beyond_the_limits_ends_the_post(
-    ca: trustme.CA, ca_file: Path, notice: Notice, reason: str, answer: Iterable[bytes]
+    tls: ssl.SSLContext, ca_file: Path, notice: Notice, reason: str, parts: Iterable[bytes]
 ) -> None:
-    with receiving_raw(ca, lambda: answer) as receiver, pytest.raises(NotDelivered, match=reason):
-        await channel_to(receiver.url, ca_file).send(notice)
+    async with answering(parts, tls) as url:
+        with pytest.raises(NotDelivered, match=reason):
+            await channel_to(url, ca_file).send(notice)
 
 
 @pytest.mark.parametrize(("host", "trusts"), [("other.example.com", True), ("alerts.example.com", False)])
@@ -218,13 +244,6 @@ async def test_a_name_without_an_address_is_reported(ca_file: Path, notice: Noti
 
 
 TO = ("ops@example.com", "night@example.com")
-
-
-@pytest.fixture
-def tls(ca: trustme.CA) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
-    return context
 
 
 @pytest.fixture

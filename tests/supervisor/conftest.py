@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervisor.fake_roles import FAILING_FORKS, HANG_SECONDS
 from tests.supervisor.program import Program
 
 
@@ -21,20 +21,13 @@ class ParentStarter:
         self._folder = folder
         self.programs: list[Program] = []
 
-    def start(
-        self,
-        *roles: str,
-        drain_seconds: float = 20,
-        failing_forks: int = 0,
-        stdout: Path | None = None,
-        by: Sequence[str] = (),
-        hang_seconds: float = 0,
-    ) -> Program:
-        """Start a parent with these fake roles (see `fake_roles`), whose first `failing_forks` forks fail. `by` is a
-        command that executes the parent's command line."""
-        argv = [*by, sys.executable, "-m", "tests.supervisor.fake_roles", str(self._folder), str(drain_seconds), *roles]
-        env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks), HANG_SECONDS: str(hang_seconds)}
-        program = Program(argv, self._folder, f"parent-{len(self.programs)}", env=env, stdout=stdout)
+    def start(self, *roles: str, stdout: Path | None = None, by: Sequence[str] = (), **options: float) -> Program:
+        """Start a parent with these fake roles and options (see `fake_roles`). `by` is a command that executes the
+        parent's command line."""
+        given = json.dumps({"drain_seconds": 20, "hang_seconds": 0, "failing_forks": 0, **options})
+        argv = [*by, sys.executable, "-m", "tests.supervisor.fake_roles", str(self._folder), given, *roles]
+        name = f"parent-{len(self.programs)}"
+        program = Program(argv, self._folder, name, env={"PATH": os.defpath}, stdout=stdout)
         self.programs.append(program)
         return program
 

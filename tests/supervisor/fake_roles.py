@@ -1,4 +1,7 @@
-"""Runs a parent with fake roles: python -m tests.supervisor.fake_roles FOLDER DRAIN_SECONDS ROLE…
+"""Runs a parent with fake roles: python -m tests.supervisor.fake_roles FOLDER OPTIONS ROLE…
+
+OPTIONS is a JSON object with `drain_seconds`, `hang_seconds` (0: unlimited), and `failing_forks`: the number of forks
+that fail at first, as on a host that is short of processes.
 
 A role is NAME=KIND, NAME=KIND:ARGUMENT, or NAME*COUNT=KIND for several processes. Roles named `relay` and `monitor`
 stop last. Roles named `eager…` are restarted without a wait, and roles named `patient…` wait an hour after a failed
@@ -7,12 +10,11 @@ child returned into its parent's code. A reload reads the roles from FOLDER/role
 invalid.
 
     serve[:seconds]   on SIGTERM or lifeline EOF, drains for this long and exits 0
-    ends              serves, and notes whenever the parent has reaped another process
+    ends              serves, and notes when the parent has reaped another process
     signal            reacts to SIGTERM only
     lifeline          reacts to its lifeline only
     deaf              reacts to nothing
-    exit:code         exits immediately
-    chat              prints to stdout and exits immediately
+    exit:code         prints to stdout and exits immediately
     raise             raises an exception
     abort             kills itself with SIGKILL
     hang              hangs once its loop has started
@@ -27,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import json
 import os
 import select
 import signal
@@ -42,12 +45,6 @@ from dispatcher.host.process_table import ChildContext
 from dispatcher.supervisor.parent import Parent
 from dispatcher.supervisor.supervised import BOOTS, Restarts, Role
 from dispatcher.telemetry import log
-
-FAILING_FORKS = "TOYS_FAILING_FORKS"
-"""Environment variable: the number of forks that fail at first, as on a host that is short of processes."""
-HANG_SECONDS = "TOYS_HANG_SECONDS"
-"""Environment variable: the longest time for which a role may hang; unlimited if 0."""
-
 
 EAGER = Restarts(first_wait_seconds=0.0)
 """Restarts without a wait, so that a test sees hundreds of restarts per second."""
@@ -95,19 +92,15 @@ def serve(toy: FakeProcess, context: ChildContext) -> int:
 
 
 def note_ends(toy: FakeProcess, context: ChildContext) -> int:
-    """Write a line whenever the parent has reaped another process, as the relay then settles a ledger."""
+    """Write a line when the parent has reaped another process, as the relay then settles a ledger."""
 
     async def work() -> None:
         stop, reaped = stop_event(context), asyncio.Event()
         set_on_signals(reaped, signal.SIGURG)
-        asyncio.get_running_loop().create_task(_note(reaped))
         toy.note("serving")
+        await reaped.wait()
+        toy.note("woken")
         await stop.wait()
-
-    async def _note(reaped: asyncio.Event) -> None:
-        while await reaped.wait():
-            reaped.clear()
-            toy.note("woken")
 
     asyncio.run(work())
     return 0
@@ -137,15 +130,10 @@ def ignore_everything(toy: FakeProcess, _context: ChildContext) -> int:
 
 
 def end(toy: FakeProcess, _context: ChildContext) -> int:
-    toy.note(f"descriptors={len(list(Path('/proc/self/fd').iterdir()))}")
-    return int(toy.argument)
-
-
-def chat(toy: FakeProcess, _context: ChildContext) -> int:
     """Exit while output may still be in the buffer."""
-    toy.note("chatted")
+    toy.note(f"descriptors={len(list(Path('/proc/self/fd').iterdir()))}")
     sys.stdout.write("hello\n")
-    return 0
+    return int(toy.argument)
 
 
 def kill_itself(_toy: FakeProcess, _context: ChildContext) -> int:
@@ -183,7 +171,6 @@ KINDS: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "lifeline": obey_lifeline,
     "deaf": ignore_everything,
     "exit": end,
-    "chat": chat,
     "raise": failing(RuntimeError("a fake role failed")),
     "abort": kill_itself,
     "hang": hang,
@@ -240,15 +227,15 @@ def forking(failures: int) -> Callable[[], int]:
 
 
 def main(arguments: list[str]) -> int:
-    named, drain_seconds, *roles = arguments
-    folder = Path(named)
-    os.fork = forking(int(os.environ[FAILING_FORKS]))
+    named, given, *roles = arguments
+    folder, options = Path(named), json.loads(given)
+    os.fork = forking(options["failing_forks"])
     log.configure("info", "json")
     parent = Parent(
         [role(text, folder) for text in roles],
         run_dir=folder / "run",
-        drain_seconds=float(drain_seconds),
-        hang_seconds=float(os.environ[HANG_SECONDS]),
+        drain_seconds=options["drain_seconds"],
+        hang_seconds=options["hang_seconds"],
         metrics_folder=folder / "metrics",
         counts=False,
         load_roles=partial(load_roles, folder, roles),

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
 from dispatcher.monitor import server_gauges
 from dispatcher.telemetry import scrape
 from dispatcher.telemetry.meters import Histogram, Meter
-from tests.telemetry.grafana import RULES, queries
+
+DEPLOY: Final = Path(__file__).parents[2] / "deploy"
+RULES: Final = DEPLOY / "alerts.rules.yml"
+
+
+def queries() -> list[str]:
+    """The queries of all panels, with a fixed interval instead of Grafana's variable."""
+    panels = json.loads((DEPLOY / "grafana-dashboard.json").read_text())["panels"]
+    return [target["expr"].replace("$__rate_interval", "1m") for each in panels for target in each.get("targets", [])]
 
 
 def series() -> dict[str, set[str]]:
@@ -27,7 +37,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    return [expression for _, expression in queries()] + [rule["expr"] for rule in rules()]
+    return queries() + [rule["expr"] for rule in rules()]
 
 
 def named(expression: str) -> set[str]:

@@ -77,14 +77,6 @@ def test_a_full_disk_stops_the_counting_and_not_the_process(tmp_path: Path, octe
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_folder_that_cannot_be_created_stops_the_counting_and_no_process(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with counting(tmp_path / "file" / "metrics") as process:
-        assert process.tell("add 1") == "silent"
-    metric_files.wipe(tmp_path / "file" / "metrics")
-
-
 def test_a_deleted_folder_is_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     with counting(folder) as process:
@@ -162,18 +154,6 @@ def test_a_full_disk_while_a_file_grows_stops_the_counting_and_not_the_process(t
 
     assert (answers[0], answers[-1]) == ("counts", "silent")
     assert samples(tmp_path)['dispatcher_throttles_total{provider="provider-0"}'] == 1
-
-
-def test_restarts_add_no_files_and_never_decrease_a_counter(tmp_path: Path) -> None:
-    seen = [0.0]
-    for _ in range(10):
-        with counting(tmp_path, "w0") as process:
-            process.tell("add 1")
-            process.kill()
-            seen.append(samples(tmp_path)[SENT])
-
-    assert seen == [float(number) for number in range(11)]
-    assert len(files(tmp_path)) == len(PREFIXES)
 
 
 def test_prometheus_client_reads_our_files(tmp_path: Path) -> None:
