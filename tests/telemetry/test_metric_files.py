@@ -77,6 +77,14 @@ def test_a_full_disk_stops_the_counting_and_not_the_process(tmp_path: Path, octe
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
+def test_a_folder_that_cannot_be_created_stops_the_counting_and_no_process(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with counting(tmp_path / "file" / "metrics") as process:
+        assert process.tell("add 1") == "silent"
+    metric_files.wipe(tmp_path / "file" / "metrics")
+
+
 def test_a_deleted_folder_is_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     with counting(folder) as process:
