@@ -9,6 +9,7 @@ from uuid import UUID
 
 from dispatcher.actions.action import Mistake, Mistakes, Page, Paged, Reach, field
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.event import DELIVERY_FILTERS
 from dispatcher.domain.kinds import FILTER_TEXT, SINCE, TENANT, Kind, Wrong, cursor_text, one_of, whole
 from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.outcome import Reason
@@ -36,6 +37,20 @@ def _whom(what: str, metavar: str, *, addresses: bool = False, domains: bool = F
     schema = {"type": "string", "minLength": 3, "maxLength": MAX_ADDRESS_CHARACTERS, "pattern": RECIPIENT_PATTERN}
     rule = f"must be {what} of 3 to {MAX_ADDRESS_CHARACTERS:,} characters"
     return Kind(rule, schema, lambda text: _recipient(text, addresses=addresses, domains=domains), metavar=metavar)
+
+
+def _delivery(value: object) -> str:
+    if value not in DELIVERY_FILTERS:
+        raise ValueError
+    return str(value)
+
+
+DELIVERY: Final = Kind(
+    f"must be one of: {', '.join(DELIVERY_FILTERS)}",
+    {"type": "string", "enum": list(DELIVERY_FILTERS)},
+    _delivery,
+    choices=list(DELIVERY_FILTERS),
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,11 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
     )
     tag: str | None = field(FILTER_TEXT, "Only emails with this tag whose content is not deleted yet.", default=None)
     status: Status | None = field(one_of(Status), "Only emails with this status.", default=None)
+    delivery: str | None = field(
+        DELIVERY,
+        "Only emails of which providers reported this: `none` (nothing yet), `bounced` (every kind), or a state.",
+        default=None,
+    )
     error_type: Reason | None = field(one_of(Reason), "Only emails with this error type.", default=None)
     channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
     provider: str | None = field(FILTER_TEXT, "Only emails whose last attempt used this provider.", default=None)
@@ -114,6 +134,7 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
     examples = (
         "find --to ann@example.org --tag receipt --since 7d",
         "find --domain example.org --status failed --since 1h",
+        "find --delivery bounced --tenant shop --since 7d",
         "find --to +4915112345678",
         "find --from @shop.example --provider ses --until 2026-11-24T18:00:00+01:00",
         "find --to ann@example.org --json | jq -r '.emails[].id'",

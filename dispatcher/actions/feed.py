@@ -9,8 +9,8 @@ from uuid import UUID
 
 from dispatcher.actions.action import Page, Paged, Reach, field
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.event import TYPES, Bounce
-from dispatcher.domain.kinds import CURSOR_TEXT, TENANT, Kind, whole
+from dispatcher.domain.event import DEFAULT_KINDS, TYPES, Bounce, OutgoingKind, kind_of
+from dispatcher.domain.kinds import CURSOR_TEXT, TENANT, Kind, many, whole
 from dispatcher.domain.values import dataclass
 
 if TYPE_CHECKING:
@@ -58,6 +58,19 @@ class FeedPage(Page[FeedEvent]):
     has_more: bool = False
 
 
+def _kind(value: object) -> OutgoingKind:
+    if not isinstance(value, str):
+        raise TypeError
+    return kind_of(value)
+
+
+EVENT_TYPES: Final = many(
+    Kind(f"must be one of: {', '.join(TYPES)}", {"type": "string", "enum": list(TYPES)}, _kind),
+    len(TYPES),
+    "types of events",
+)
+
+
 def _cursor(value: Any) -> str:
     from dispatcher.store.outgoing_events import Cursor
 
@@ -66,9 +79,9 @@ def _cursor(value: Any) -> str:
 
 class ListEvents(Paged[FeedEvent], name="feed", http="GET /v1/events", scope=Scope.READ, reach=Reach.ANY_TENANT):
     """Poll what became of emails. The tenant's events after a cursor, oldest first: sent, failed, held, delivered,
-    bounced, complained about, suppressed, cancelled. No event is skipped, however late its transaction commits. Poll
-    again with `next`. The first request starts the recording of events. Events are kept for
-    DISPATCHER_RETAIN_EVENTS_DAYS.
+    bounced, complained about, suppressed, cancelled; and if `types` names them delayed, rejected, opened, clicked,
+    unsubscribed. No event is skipped, however late its transaction commits. Poll again with `next`. The first request
+    starts the recording of events. Events are kept for DISPATCHER_RETAIN_EVENTS_DAYS.
     """
 
     after: str | None = field(
@@ -78,6 +91,11 @@ class ListEvents(Paged[FeedEvent], name="feed", http="GET /v1/events", scope=Sco
         default=None,
     )
     limit: int = field(whole(1, MAX_EVENTS), "The most events per response.", default=100)
+    types: tuple[OutgoingKind, ...] = field(
+        EVENT_TYPES,
+        f"The types of events: {', '.join(TYPES)}.  [default: all up to {DEFAULT_KINDS[-1].type}]",
+        default=DEFAULT_KINDS,
+    )
     tenant_id: str | None = field(TENANT, "The tenant; by default, the tenant of the key.", default=None)
 
     key: ClassVar = {"cursor": str}
@@ -93,7 +111,7 @@ class ListEvents(Paged[FeedEvent], name="feed", http="GET /v1/events", scope=Sco
         from dispatcher.store.outgoing_events import Cursor, read_page
 
         after = None if self.after is None else Cursor.parse(self.after)
-        found = await read_page(source, after, tenant=parameters["tenant_id"], limit=self.limit)
+        found = await read_page(source, after, tenant=parameters["tenant_id"], kinds=self.types, limit=self.limit)
         rows = []
         for event, cursor in found.events:
             whole = event.document()

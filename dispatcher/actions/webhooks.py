@@ -1,5 +1,5 @@
 """Manage webhooks, which post events about emails to an application: sent, failed, held, delivered, bounced,
-complained, suppressed, cancelled.
+complained, suppressed, cancelled; and by request delayed, rejected, opened, clicked, unsubscribed.
 
 An event may be posted more than once, each time with the same `webhook-id`. Each post is signed according to Standard
 Webhooks. The monitor of `dispatcher run` posts the events. Instead of a webhook, an application can poll for events
@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, TypeVar
 
 from dispatcher.actions.action import Action, Change, Listing, Mistake, Mistakes, Reach, Refusal, field
+from dispatcher.actions.feed import EVENT_TYPES
 from dispatcher.domain.controls import login_of
-from dispatcher.domain.event import TYPES, OutgoingKind, kind_of
-from dispatcher.domain.kinds import FLAG, SINCE, TENANT, Kind, many, text, whole
+from dispatcher.domain.event import DEFAULT_KINDS, TYPES, OutgoingKind
+from dispatcher.domain.kinds import FLAG, SINCE, TENANT, text, whole
 from dispatcher.domain.webhook import (
     MAX_URL_CHARACTERS,
     MAX_WEBHOOKS,
@@ -33,13 +34,6 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _SAVE: Final = "Save this secret now: it is not shown again. The receiver needs it to verify signatures."
 
 
-def _kind(value: object) -> OutgoingKind:
-    if not isinstance(value, str):
-        raise TypeError
-    return kind_of(value)
-
-
-EVENT_TYPE: Final = Kind(f"must be one of: {', '.join(TYPES)}", {"type": "string", "enum": list(TYPES)}, _kind)
 URL: Final = text(
     MAX_URL_CHARACTERS,
     r'^https?://[!-"$-.0->A-~]+(?:[/?][!-"$-~]*)?$',  # no user, no fragment
@@ -110,9 +104,9 @@ class AddWebhook(
         default=False,
     )
     events: tuple[OutgoingKind, ...] = field(
-        many(EVENT_TYPE, len(TYPES), "types of events"),
-        f"A type of events that the webhook gets: {', '.join(TYPES)}.  [default: all]",
-        default=tuple(OutgoingKind),
+        EVENT_TYPES,
+        f"A type of events that the webhook gets: {', '.join(TYPES)}.  [default: all up to {DEFAULT_KINDS[-1].type}]",
+        default=DEFAULT_KINDS,
     )
     recipients: bool = field(
         FLAG, "Include recipients' addresses in an email's events, until the email's content is deleted.", default=False

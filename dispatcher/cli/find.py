@@ -31,11 +31,13 @@ def _find(*, as_json: bool, **given: Any) -> int:
 
 def _show(page: FoundPage) -> None:
     if page.rows:
-        table = Table("email", "enqueued", "status", "to", "error type", "provider", "attempts", "tenant", "key")
+        states = ("status", "delivery", "to", "error type", "provider", "attempts")
+        table = Table("email", "enqueued", *states, "tenant", "key")
         for row in page.rows:
             state = (row.error_type, row.provider, row.attempt_count)
             to = ", ".join(row.recipients or ()) or None
-            table.add(row.id, row.created_at, row.status, to, *state, row.tenant_id, row.message_key)
+            delivery = row.delivery and row.delivery.words
+            table.add(row.id, row.created_at, row.status, delivery, to, *state, row.tenant_id, row.message_key)
         table.show()
     if page.was_cut:
         say(

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from dispatcher.domain.event import Delivery
 from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.outcome import delivered_recipients, left_out
 from dispatcher.domain.status import FINISHED, Status
@@ -57,6 +58,7 @@ class EmailRow:
     message_key: str
     channel: str
     status: Status
+    delivery: Delivery | None
     lane: str
     wait_until: datetime | None
     wait_reason: str | None
@@ -222,6 +224,7 @@ def facts(email: EmailRow) -> dict[str, Any]:
     found = {label(name): getattr(email, name) for name in EmailRow.__match_args__ if name not in _EXPLAINED} | {
         # If the email is sent, the column contains the provider's answer, which is not an error.
         "answer" if is_sent else "last error": email.last_error,
+        "delivery": email.delivery and email.delivery.words,
         "status since": None if is_sent else since(email),
         "attempts": attempts,
         "redeliveries": f"{email.redelivery_count:,}" if email.redelivery_count else None,

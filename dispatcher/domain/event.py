@@ -3,11 +3,11 @@ applications."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, Self
 from uuid import UUID
 
 from dispatcher.domain.values import dataclass, field
@@ -42,6 +42,63 @@ class Bounce(StrEnum):
     """The mailbox is full, or the message was too large. A later email may arrive."""
     BLOCKED = "blocked"
     """The receiving server refuses the sender, for example by reputation. The address may be valid."""
+
+
+class Delivery(StrEnum):
+    """What became of an email after a provider accepted it, by what the providers reported. The value of
+    `email_log.delivery`, in the same order: the last of what its events say counts, whichever recipients they concern,
+    and in whichever order they arrive. No value: no event says whether the email arrived."""
+
+    DELAYED = "delayed"
+    """A recipient's server refused the email for now. The provider tries again."""
+    DELIVERED = "delivered"
+    OPENED = "opened"
+    CLICKED = "clicked"
+    UNSUBSCRIBED = "unsubscribed"
+    BOUNCED_SOFT = "bounced_soft"
+    """See `Bounce`, also for the other two."""
+    BOUNCED_BLOCKED = "bounced_blocked"
+    REJECTED = "rejected"
+    """The provider took the email, and did not send it on."""
+    BOUNCED_HARD = "bounced_hard"
+    COMPLAINED = "complained"
+
+    @classmethod
+    def of(cls, kind: str, bounce: str | None) -> Self | None:
+        """What an event says; None if it says nothing about delivery. As the function `email_delivery_of`."""
+        if kind == EventKind.ACCEPTED:
+            return None
+        return cls(cls.DELAYED if kind == EventKind.DEFERRED else f"{kind}_{bounce}" if bounce else kind)
+
+    @property
+    def words(self) -> str:
+        """For people: `bounced (hard)`."""
+        kind, _, bounce = self.value.partition("_")
+        return f"{kind} ({bounce})" if bounce else kind
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a recipient does not have the email, or did not want it."""
+        return self in (*BOUNCES, Delivery.REJECTED, Delivery.COMPLAINED)
+
+
+BOUNCES: Final = (Delivery.BOUNCED_SOFT, Delivery.BOUNCED_BLOCKED, Delivery.BOUNCED_HARD)
+NO_DELIVERY: Final = "none"
+"""The word for no value."""
+DELIVERY_FILTERS: Final[Mapping[str, Sequence[str]]] = {
+    NO_DELIVERY: (NO_DELIVERY,),
+    "bounced": BOUNCES,
+    **{each.value: (each.value,) for each in Delivery},
+}
+"""The words that select emails by their delivery state, and the states that each selects."""
+TROUBLE: Final[Mapping[str, EventKind]] = {
+    Delivery.DELAYED: EventKind.DEFERRED,
+    Delivery.REJECTED: EventKind.REJECTED,
+    Delivery.COMPLAINED: EventKind.COMPLAINED,
+    **dict.fromkeys(("bounced", *BOUNCES), EventKind.BOUNCED),
+}
+"""The words that select few emails, and the kind of event that each of these emails has: the index email_event_trouble
+has these kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +203,13 @@ class OutgoingKind(StrEnum):
     """The email failed because all of its recipients are suppressed."""
     CANCELLED = "cancelled"
     """The email will not be sent: it has expired, or the application or an operator cancelled it."""
+    DELAYED = "delayed"
+    """The recipient's server refused the email for now."""
+    REJECTED = "rejected"
+    """The provider took the email, and did not send it on."""
+    OPENED = "opened"
+    CLICKED = "clicked"
+    UNSUBSCRIBED = "unsubscribed"
 
     @property
     def type(self) -> str:
@@ -155,6 +219,8 @@ class OutgoingKind(StrEnum):
 
 TYPE_PREFIX: Final = "email."
 TYPES: Final = tuple(kind.type for kind in OutgoingKind)
+DEFAULT_KINDS: Final = tuple(OutgoingKind)[: tuple(OutgoingKind).index(OutgoingKind.DELAYED)]
+"""What the feed and a webhook report unless they name kinds: what decides about an email."""
 
 
 def kind_of(text: str) -> OutgoingKind:

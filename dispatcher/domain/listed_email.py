@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+from dispatcher.domain.event import Delivery
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
 
@@ -15,6 +16,7 @@ class ListedEmail:
     """An email without content and addresses.
 
     Attributes:
+        delivery: What became of it after a provider accepted it; None if no event says whether it arrived.
         error: The last error; None if the provider accepted the email.
         settled_at: When the email became failed, held or cancelled.
         recipients: The masked recipients; None if the content was deleted.
@@ -25,6 +27,7 @@ class ListedEmail:
     tenant_id: str
     message_key: str
     status: Status
+    delivery: Delivery | None
     lane: str
     attempt_count: int
     correlation_id: str | None

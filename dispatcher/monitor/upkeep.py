@@ -1,4 +1,5 @@
-"""The upkeep of the tables, which one host at a time does: partitions, pruning, and the index of the recipients.
+"""The upkeep of the tables, which one host at a time does: partitions, pruning, the index of the recipients, and the
+delivery states of emails from before an upgrade.
 
 `store.retention` defines what is deleted, in which order.
 """
@@ -13,16 +14,23 @@ from typing import ClassVar, Final
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store import retention
 from dispatcher.store.connections import AsyncSession, Pool, connect_async, disable_statement_timeout, session
+from dispatcher.store.events import fill_deliveries
 from dispatcher.store.named_locks import named_lock
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.recipients import summarize_recipients
 from dispatcher.store.retention import FailedStep, PrunedStep, Pruner, Retention
 from dispatcher.telemetry.log import get_log
+from dispatcher.version import VERSION
 
 PRUNE_SECONDS: Final = 3600.0
 BUSY_SECONDS: Final = 600.0
 LOCK_WAIT_SECONDS: Final = 60.0
 """The wait before the next try while another host prunes, because that host's round may end soon."""
+BACKFILL_EVENTS: Final = 2_000
+"""How many events a round of the backfill reads: less than a tenth of a second."""
+BACKFILL_PAUSE_SECONDS: Final = 0.5
+BACKFILL_WAIT_SECONDS: Final = 60.0
+"""The wait for hosts of an earlier release, which may still store events."""
 
 
 class Upkeep:
@@ -72,6 +80,26 @@ class RecipientSummaries(Upkeep):
         await disable_statement_timeout(opened)
         if names := await summarize_recipients(opened):
             get_log().info("partition.summarized", names=names)
+
+
+class DeliveryBackfill:
+    """Sets the delivery states that follow from events which an earlier release stored. See `fill_deliveries`."""
+
+    interval_seconds = 3600.0
+
+    def __init__(self, pool: Pool, *, most: int = BACKFILL_EVENTS) -> None:
+        self._pool = pool
+        self._most = most
+
+    async def run_once(self) -> float | None:
+        """Reads the next events. Returns the seconds until the next round; None for the interval."""
+        if (found := await fill_deliveries(self._pool, most=self._most, version=VERSION)) is None:
+            return None
+        has_ended, count = found
+        if has_ended:
+            get_log().info("emails.deliveries_filled")
+            return None
+        return BACKFILL_PAUSE_SECONDS if count == self._most else BACKFILL_WAIT_SECONDS
 
 
 class OneTimeCodePruning(Upkeep):

@@ -17,6 +17,7 @@ from dispatcher.domain.email_history import (
     ReplayOfEmail,
     WaitStatus,
 )
+from dispatcher.domain.event import Delivery
 from dispatcher.domain.outcome import delivered_recipients, left_out
 from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.domain.status import Status
@@ -83,6 +84,16 @@ class EmailHistory:
             "operator actions": self.acts,
             "replays": self.replays,
         }
+
+    @property
+    def trouble(self) -> ProviderEvent | None:
+        """The newest event that says what the delivery state says, if a recipient does not have the email, or did not
+        want it."""
+        state = self.email.delivery
+        if state is None or not state.has_failed:
+            return None
+        believed = (each for each in reversed(self.events) if each.doubt != "impossible")
+        return next((each for each in believed if Delivery.of(each.kind, each.bounce) == state), None)
 
     @property
     def timeline(self) -> list[Moment]:

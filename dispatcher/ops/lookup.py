@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.email_id import lowest_id_at
+from dispatcher.domain.event import DELIVERY_FILTERS, TROUBLE
 from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.outcome import left_out
 from dispatcher.domain.status import Status
@@ -41,6 +42,8 @@ class Start(StrEnum):
     CORRELATION_ID = "correlation_id"
     STATUS = "status"
     """Every status except `sent`, which has no index."""
+    DELIVERY = "delivery"
+    """The delivery states in TROUBLE."""
     ALL = "all"
 
 
@@ -91,18 +94,23 @@ async def find(
     if "domain" in asked:
         domain = normalised(f"@{Recipient.parse('@' + asked['domain'].removeprefix('@')).text}")[1:]
     recipient_domain = domain if start is Start.DOMAIN else None
+    delivery = asked.get("delivery", "")
     if "recipient" in asked:
         address = normalised(Recipient.parse(asked["recipient"]).text)
         ((address_hash,),) = await fetch(source, "hash_address", {"address": address})
         recipient_domain = address.rpartition("@")[2] if "@" in address else ""
     checks = _checks(source, asked, None if start is Start.DOMAIN else domain)
     most = budget.most_checked if checks else limit
-    examined = budget.emails if start in (Start.RECIPIENT, Start.DOMAIN) else budget.rows
-    if asked.keys() & set(_COLUMNS) <= {start.value}:  # every email that the statement reads matches
+    by_id = (Start.RECIPIENT, Start.DOMAIN, Start.DELIVERY)
+    examined = budget.emails if start in by_id else budget.rows
+    compared = asked.keys() & {*_COLUMNS, "delivery"}
+    if compared <= {start.value} - {Start.DELIVERY.value}:  # every email that the statement reads matches
         examined = min(most, examined)
     parameters = {
         **{name: asked.get(name) for name in _COLUMNS},
         "start": start.value,
+        "deliveries": [*DELIVERY_FILTERS[delivery]] if delivery else None,
+        "event_kind": TROUBLE.get(delivery),
         "address_hash": address_hash,
         "recipient_domain": recipient_domain,
         "below_id": min(
@@ -132,6 +140,8 @@ def _start(asked: Mapping[str, Any]) -> Start:
     for start in (Start.RECIPIENT, Start.CORRELATION_ID, Start.DOMAIN):
         if start in asked:
             return start
+    if asked.get("delivery") in TROUBLE:
+        return Start.DELIVERY
     return Start.STATUS if asked.get("status", Status.SENT) != Status.SENT else Start.ALL
 
 

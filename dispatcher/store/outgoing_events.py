@@ -111,16 +111,18 @@ async def read_slice(
     return Slice(found, Position(rows[-1][0], rows[-1][1]), is_last=rows[0][3] < limit)
 
 
-async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit: int) -> EventPage:
-    """Reads a page of a tenant's events after the previous page's `next`; None for the oldest events. The first call
-    also turns the feed on: from then on, statements write events."""
+async def read_page(
+    source: Source, cursor: Cursor | None, *, tenant: str, kinds: Collection[OutgoingKind] = ALL_KINDS, limit: int
+) -> EventPage:
+    """Reads a page of a tenant's events of these kinds after the previous page's `next`; None for the oldest events.
+    The first call also turns the feed on: from then on, statements write events."""
     await fetch(source, "want_feed")
     ((timeline, next_transaction),) = await fetch(source, "find_timeline")
     position = await _resume(source, cursor, timeline, next_transaction)
     events: list[FoundEvent] = []
     is_last = False
     for _ in range(MAX_SLICES):
-        part = await read_slice(source, position, tenant=tenant, kinds=ALL_KINDS, limit=MAX_SLICE_EVENTS)
+        part = await read_slice(source, position, tenant=tenant, kinds=kinds, limit=MAX_SLICE_EVENTS)
         events += part.events
         position, is_last = part.end, part.is_last
         if is_last or len(events) >= limit:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
 from types import NoneType, UnionType
 from typing import (
@@ -142,11 +142,16 @@ def _converted_fields(kind: Callable[..., Any]) -> dict[int, Callable[[Any], Any
     """The position of each field whose column is converted, and what converts it."""
     found: dict[int, Callable[[Any], Any]] = {}
     for at, hint in enumerate(get_type_hints(kind).values()):
-        if isinstance(hint, type) and issubclass(hint, StrEnum):
-            found[at] = hint
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if enums := [each for each in parts if isinstance(each, type) and issubclass(each, StrEnum)]:
+            found[at] = enums[0] if len(parts) == 1 else partial(_optional, enums[0])
         elif any(get_origin(each) is frozenset for each in (hint, *get_args(hint))):
             found[at] = lambda array: None if array is None else frozenset(array)
     return found
+
+
+def _optional(kind: type[StrEnum], text: str | None) -> StrEnum | None:
+    return None if text is None else kind(text)
 
 
 STATEMENTS: Final[list[Statement[..., Any]]] = []

@@ -167,6 +167,8 @@ EVENTS: Final = MappingProxyType(
         "monitor will try again. Fields: what (a table or a kind of data), reason, retry_in_seconds.",
         "emails.pruning_failed": "Some old data could not be deleted; all other old data was deleted. Fields: what (a "
         "table or a kind of data), reason, retry_in_seconds.",
+        "emails.deliveries_filled": "After an upgrade, every email has the delivery state that follows from the events "
+        "which the earlier release stored.",
         "partition.created": "The relay created partitions for the coming weeks. Field: names.",
         "partition.summarized": "The BRIN index of these partitions had missing or unfinished summaries, so look-ups "
         "by recipient read too many rows. The monitor created the summaries again. Field: names.",

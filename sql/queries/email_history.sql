@@ -2,8 +2,8 @@
 -- One email without private columns, by its id or, without an id, by its tenant and message key; with a tenant, only if
 -- the email belongs to it. Zero rows: there is no such email.
 select
-    email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, lane, wait_until, wait_reason,
-    expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain, correlation_id,
+    email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, delivery::text, lane,
+    wait_until, wait_reason, expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain, correlation_id,
     traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at,
     published_at, leased_at, sent_at, settled_at, publish_due_at, dead_letter_due_at, dead_lettered_at,
     dead_letter_discarded_at, recipient_outcomes

@@ -1,8 +1,9 @@
 -- name: store_events
 -- Stores events. The lists have one item per event, sorted by email and event key. Leaves out events that are already
--- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`, because the
--- event proves that the provider accepted the email. No worker can lease a marked email; settle_proven settles it. An
--- email that was delivered to some recipients is not marked: the event does not prove that the others have the email.
+-- stored, and events whose email does not exist. In the same commit, sets the delivery state of their emails, and marks
+-- each email that is not `sent`, because the event proves that the provider accepted the email. No worker can lease a
+-- marked email; settle_proven settles it. An email that was delivered to some recipients is not marked: the event does
+-- not prove that the others have the email.
 -- An event is impossible if no worker can have sent the email through the provider: no worker has leased the email, or
 -- each attempt is recorded and none names the provider. An impossible event is stored, and has no other effect. An
 -- attempt that is not recorded may be in progress, or its host is lost, so it may have used any provider. The record of
@@ -88,12 +89,12 @@ announced as (
         kind, email_id, tenant_id, message_key, correlation_id, provider, code, bounce, address_hash, happened_at
     )
     select
-        s.kind, s.email_id, k.tenant_id, k.message_key, k.correlation_id, s.provider, s.code, s.bounce, s.address_hash,
-        s.happened_at
+        case s.kind when 'deferred' then 'delayed' else s.kind end, s.email_id, k.tenant_id, k.message_key,
+        k.correlation_id, s.provider, s.code, s.bounce, s.address_hash, s.happened_at
     from stored as s
     join known as k using (email_id)
     where (select is_on from dispatcher.outgoing_feed)
-        and s.kind in ('delivered', 'bounced', 'complained')
+        and s.kind <> 'accepted'
         and s.doubt is distinct from 'impossible'
     order by s.happened_at
 ),
@@ -152,18 +153,30 @@ suppressed as (
     where p.expires_at is not null
         and (excluded.expires_at is null or excluded.expires_at > p.expires_at)
 ),
+-- In the order of the ids, so that two hosts which store events of the same emails do not lock them crosswise.
+believed as materialized (
+    select email_id, min(provider) as provider, max(dispatcher.email_delivery_of(kind, bounce)) as delivery
+    from stored
+    where doubt is distinct from 'impossible'
+    group by email_id
+    order by email_id
+),
 marked as (
     update dispatcher.email_log as e
-    set proven_by = (
-        select min(s.provider)
-        from stored as s
-        where s.email_id = e.email_id
-            and s.doubt is distinct from 'impossible'
-    )
-    where e.email_id = any(array(select email_id from stored where doubt is distinct from 'impossible'))
+    set
+        delivery = greatest(e.delivery, b.delivery),
+        proven_by = case when e.status <> 'sent' and e.recipient_outcomes is null then b.provider else e.proven_by end
+    from believed as b
+    where e.email_id = b.email_id
+        and e.email_id = any(array(select email_id from believed))
         and e.email_id between %(lowest_id)s and %(highest_id)s
-        and (e.status <> 'sent' and e.recipient_outcomes is null) is true
-    returning e.email_id, e.status
+        and (
+            (e.status <> 'sent' and e.recipient_outcomes is null) is true
+            or b.delivery > e.delivery
+            or (e.delivery is null and b.delivery is not null)
+        )
+    returning
+        e.email_id, e.status, e.status <> 'sent' and e.recipient_outcomes is null as is_marked
 ),
 counted as (
     select
@@ -184,9 +197,63 @@ select
     provider, kind, bounce, mailbox, count(*) filter (where not is_new),
     count(*) filter (where is_new and not is_impossible),
     count(*) filter (where is_impossible), count(*) filter (where is_unknown), array_remove(array_agg(seconds), null),
-    array(select email_id from marked where status <> 'sending')
+    array(select email_id from marked where is_marked and status <> 'sending')
 from counted
 group by provider, kind, bounce, mailbox;
+
+-- name: fill_deliveries
+-- Sets the delivery states of emails whose events an earlier release stored: reads the next `most` events, in the order
+-- in which they were stored, and notes how far it came. Ends when all events are read and no host of another release has
+-- reported for ten minutes. Leaves out the events of the last five minutes, because a transaction that stores some may
+-- still be open. One row: whether it has ended, and how many events were read. No row: it ended earlier, or another host
+-- reads at the same time.
+with position as (
+    select deliveries_from
+    from dispatcher.dispatcher_database
+    where deliveries_from is not null
+    for no key update skip locked
+),
+read as materialized (
+    select v.email_id, v.kind, v.bounce, v.doubt, v.received_at
+    from dispatcher.email_event as v
+    where v.received_at >= (select deliveries_from from position)
+        and v.received_at < clock_timestamp() - interval '5 minutes'
+    order by v.received_at
+    limit %(most)s
+),
+believed as materialized (
+    select email_id, max(dispatcher.email_delivery_of(kind, bounce)) as delivery
+    from read
+    where doubt is distinct from 'impossible'
+    group by email_id
+    order by email_id
+),
+filled as (
+    update dispatcher.email_log as e
+    set delivery = greatest(e.delivery, b.delivery)
+    from believed as b
+    where e.email_id = b.email_id
+        and (b.delivery > e.delivery or (e.delivery is null and b.delivery is not null))
+),
+-- The events of the last instant are read again, because not all of them may have been among these.
+noted as (
+    update dispatcher.dispatcher_database
+    set deliveries_from = case
+        when (select count(*) from read) = %(most)s
+            then greatest((select max(received_at) from read), deliveries_from + interval '1 microsecond')
+        when exists (
+            select
+            from dispatcher.host_presence
+            where version is distinct from %(version)s
+                and seen_at > clock_timestamp() - interval '10 minutes'
+        )
+            then coalesce((select max(received_at) from read), deliveries_from)
+    end
+    where exists (select from position)
+    returning deliveries_from is null
+)
+select noted.*, (select count(*) from read)
+from noted;
 
 -- name: find_proven
 -- Marked emails that no worker has leased, oldest first: settle_proven settles them.

@@ -10,8 +10,8 @@ select
 from dispatcher.dispatcher_database;
 
 -- part: found_email
-email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error, provider,
-provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+email_id, tenant_id, message_key, status, delivery::text, lane, attempt_count, correlation_id, error_type, last_error,
+provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
 
 -- part: read_next
 -- The end of a query for the next emails that a page reads: their ids, order and number.
@@ -59,6 +59,22 @@ with examined as (
         where email_id = r.email_id
         offset 0
     ) as e
+    union all
+    select e.*
+    from (
+        select distinct email_id
+        from dispatcher.email_event
+        where %(start)s = 'delivery'
+            and kind = %(event_kind)s
+            and kind in ('deferred', 'bounced', 'complained', 'rejected')
+            and {read_next}
+    ) as v
+    cross join lateral (
+        select {found_email}
+        from dispatcher.email_log
+        where email_id = v.email_id
+        offset 0
+    ) as e
 ),
 bound as (
     select case when count(*) >= %(examined)s then min(email_id::text)::uuid end as lowest_id
@@ -69,6 +85,7 @@ wanted as (
     from examined
     where (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
         and (%(status)s::text is null or status = %(status)s)
+        and (%(deliveries)s::text[] is null or coalesce(delivery, 'none') = any(%(deliveries)s))
         and (%(lane)s::text is null or lane = %(lane)s)
         and (%(channel)s::text is null or channel = %(channel)s)
         and (%(error_type)s::text is null or error_type = %(error_type)s)

@@ -54,7 +54,8 @@ made_pending as (
         published_at = null,
         publish_due_at = clock_timestamp(),
         dead_letter_due_at = null,
-        dead_letter_discarded_at = null
+        dead_letter_discarded_at = null,
+        delivery = case when e.error_type is distinct from 'dropped_by_provider' then e.delivery end
     where e.email_id = any(array(select email_id from judged where outcome = 'replayed'))
     returning
         e.email_id,

@@ -17,6 +17,9 @@ from starlette.responses import Response
 from dispatcher.actions.action import cell, label, path_of
 from dispatcher.api.ops_page.forms import CSRF_FIELD
 from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
+from dispatcher.domain.email_history import EmailRow
+from dispatcher.domain.event import Delivery
+from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.ops.email_history import DOUBTS
 from dispatcher.version import VERSION
 
@@ -32,6 +35,8 @@ _REFRESH: Final = Markup(
     'id="{0}" data-refresh hx-get="{1}" hx-trigger="every {2}s, refresh" hx-select="#{0}" hx-target="this" '
     'hx-swap="outerMorph" hx-select-oob="#paused-band:outerMorph" hx-sync="this:drop"'
 )
+_BADGE: Final = Markup('<span class="{}">{}</span>')
+_DELIVERY_TONES: Final = {Delivery.DELAYED: "warn", Delivery.UNSUBSCRIBED: "quiet"}
 _TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -67,6 +72,7 @@ class Rendering:
             duration=duration,
             bytes=byte_count,
             label=label,
+            state=state,
         )
 
     def render(self, template: str, *, request: Request, csrf_token: str | None, **values: Any) -> str:
@@ -109,6 +115,16 @@ def age(at: datetime | None) -> Markup | str:
     seconds = (datetime.now(UTC) - utc).total_seconds()
     text = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
     return _AGE.format(f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", f"{utc:%Y-%m-%d %H:%M:%S} UTC", text)
+
+
+def state(email: ListedEmail | EmailRow, size: str = "") -> Markup:
+    """The badges of an email: its status, and what became of it. No email that failed to arrive has a good one."""
+    delivery = email.delivery
+    status = "quiet" if delivery is not None and delivery.has_failed else email.status.value
+    badges = [(status, email.status.value)]
+    if delivery is not None:
+        badges.append(("bad" if delivery.has_failed else _DELIVERY_TONES.get(delivery, "good"), delivery.words))
+    return Markup(" ").join(_BADGE.format(f"badge {size} {tone}".replace("  ", " "), words) for tone, words in badges)
 
 
 def duration(value: float | timedelta | None) -> str:

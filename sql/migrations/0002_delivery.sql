@@ -1,0 +1,46 @@
+-- The delivery state of an email: what the events of its recipients say, beside its status
+-- (docs/decisions/0088-delivery-state.md). The words are in the order of `email_delivery`, so the worse one is greater.
+create type email_delivery as enum (
+    'delayed', 'delivered', 'opened', 'clicked', 'unsubscribed', 'bounced_soft', 'bounced_blocked', 'rejected',
+    'bounced_hard', 'complained'
+);
+
+-- No index contains the column, so that an event updates the row in its page (HOT).
+alter table email_log add column delivery email_delivery;
+comment on column email_log.delivery is 'The greatest of what its believed events say. Null: no event says whether it arrived.';
+
+-- Emails in a rare delivery state are found by the events that put them into it.
+create index email_event_trouble on email_event (kind, email_id)
+    where kind in ('deferred', 'bounced', 'complained', 'rejected');
+
+-- What an event of a provider says about delivery. Null: nothing, as `accepted` says.
+create function email_delivery_of(kind text, bounce text) returns email_delivery
+language sql immutable parallel safe
+return case kind
+    when 'deferred' then 'delayed'
+    when 'bounced' then case bounce
+        when 'hard' then 'bounced_hard'
+        when 'blocked' then 'bounced_blocked'
+        else 'bounced_soft'
+    end
+    when 'accepted' then null
+    else kind
+end::email_delivery;
+
+-- Events that an earlier release stores change no delivery state. `DeliveryBackfill` reads them in the order in which
+-- they were stored, from here on.
+alter table dispatcher_database add column deliveries_from timestamptz;
+comment on column dispatcher_database.deliveries_from is 'Until when the events of earlier releases were read for delivery states. Null: all of them.';
+update dispatcher_database
+set deliveries_from = coalesce((select min(received_at) from email_event), clock_timestamp())
+where exists (select from email_event)
+    or exists (select from host_presence);
+
+-- Every kind of event that is stored is announced to those who subscribe to it.
+alter table outgoing_event drop constraint outgoing_event_kind_known;
+alter table outgoing_event add constraint outgoing_event_kind_known check (
+    kind in (
+        'sent', 'failed', 'held', 'delivered', 'bounced', 'complained', 'suppressed', 'cancelled', 'delayed', 'rejected',
+        'opened', 'clicked', 'unsubscribed'
+    )
+) not valid;
