@@ -28,12 +28,15 @@ return case kind
 end::email_delivery;
 
 -- Events that an earlier release stores change no delivery state. `DeliveryBackfill` reads them in the order in which
--- they were stored, from here on.
-alter table dispatcher_database add column deliveries_from timestamptz;
-comment on column dispatcher_database.deliveries_from is 'Until when the events of earlier releases were read for delivery states. Null: all of them.';
-update dispatcher_database
-set deliveries_from = coalesce((select min(received_at) from email_event), clock_timestamp())
-where exists (select from email_event)
+-- they were stored. A row: until when it has read them. No row: all of them.
+create table delivery_backfill (
+    is_only boolean primary key default true constraint delivery_backfill_is_only check (is_only),
+    read_until timestamptz not null
+);
+insert into delivery_backfill (read_until)
+select coalesce(min(received_at), clock_timestamp())
+from email_event
+having min(received_at) is not null
     or exists (select from host_presence);
 
 -- Every kind of event that is stored is announced to those who subscribe to it.

@@ -208,15 +208,14 @@ group by provider, kind, bounce, mailbox;
 -- still be open. One row: whether it has ended, and how many events were read. No row: it ended earlier, or another host
 -- reads at the same time.
 with position as (
-    select deliveries_from
-    from dispatcher.dispatcher_database
-    where deliveries_from is not null
+    select read_until
+    from dispatcher.delivery_backfill
     for no key update skip locked
 ),
 read as materialized (
     select v.email_id, v.kind, v.bounce, v.doubt, v.received_at
     from dispatcher.email_event as v
-    where v.received_at >= (select deliveries_from from position)
+    where v.received_at >= (select read_until from position)
         and v.received_at < clock_timestamp() - interval '5 minutes'
     order by v.received_at
     limit %(most)s
@@ -236,24 +235,33 @@ filled as (
         and (b.delivery > e.delivery or (e.delivery is null and b.delivery is not null))
 ),
 -- The events of the last instant are read again, because not all of them may have been among these.
-noted as (
-    update dispatcher.dispatcher_database
-    set deliveries_from = case
-        when (select count(*) from read) = %(most)s
-            then greatest((select max(received_at) from read), deliveries_from + interval '1 microsecond')
-        when exists (
-            select
-            from dispatcher.host_presence
-            where version is distinct from %(version)s
-                and seen_at > clock_timestamp() - interval '10 minutes'
-        )
-            then coalesce((select max(received_at) from read), deliveries_from)
-    end
-    where exists (select from position)
-    returning deliveries_from is null
+next as (
+    select
+        case
+            when (select count(*) from read) = %(most)s
+                then greatest((select max(received_at) from read), read_until + interval '1 microsecond')
+            when exists (
+                select
+                from dispatcher.host_presence
+                where version is distinct from %(version)s
+                    and seen_at > clock_timestamp() - interval '10 minutes'
+            )
+                then coalesce((select max(received_at) from read), read_until)
+        end as read_until
+    from position
+),
+moved as (
+    update dispatcher.delivery_backfill as p
+    set read_until = n.read_until
+    from next as n
+    where n.read_until is not null
+),
+ended as (
+    delete from dispatcher.delivery_backfill
+    where exists (select from next where read_until is null)
 )
-select noted.*, (select count(*) from read)
-from noted;
+select read_until is null, (select count(*) from read)
+from next;
 
 -- name: find_proven
 -- Marked emails that no worker has leased, oldest first: settle_proven settles them.

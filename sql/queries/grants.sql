@@ -36,6 +36,7 @@ grant select, insert, update, delete on
     dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample, dispatcher.named_lock,
     dispatcher.sns_certificate
     to {role};
+grant select, update, delete on dispatcher.delivery_backfill to {role};
 grant select, insert, delete on
     dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message,
     dispatcher.ops_sign_in, dispatcher.relay_polls
@@ -52,7 +53,8 @@ grant execute on function
     dispatcher.find_keys, dispatcher.recipient_domains, dispatcher.find_recipients,
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
     dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune,
-    dispatcher.email_recipient_summarize, dispatcher.named_lock_holder, dispatcher.advisory_lock_holders
+    dispatcher.email_recipient_summarize, dispatcher.named_lock_holder, dispatcher.advisory_lock_holders,
+    dispatcher.email_delivery_of
     to {role};
 
 -- name: grant_reader

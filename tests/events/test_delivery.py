@@ -84,7 +84,7 @@ def forget_deliveries(scene: Scene) -> None:
     scene.books.connection.execute("update email_log set delivery = null")
     scene.books.connection.execute("update email_event set received_at = received_at - interval '10 minutes'")
     scene.books.connection.execute(
-        "update dispatcher_database set deliveries_from = (select min(received_at) from email_event)"
+        "insert into delivery_backfill (read_until) select min(received_at) from email_event"
     )
 
 
@@ -137,6 +137,6 @@ async def test_an_email_that_was_dropped_begins_without_a_state_when_it_is_repla
 
     async with await connect_async(scene.url, name="operator") as session:
         for email_id in (dropped, bounced):
-            await create(session, select(email_ids=(email_id,)), Act.of("ann", "the block is lifted"))
+            await create(session, select(email_ids=(email_id,)), Act.of("ann", "it is lifted"), include_held=True)
 
     assert [scene.books.row(each)["delivery"] for each in (dropped, bounced)] == [None, "bounced_hard"]
