@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
     from dispatcher.broker.dlq import DeadLetterQueue
     from dispatcher.config import Settings
-    from dispatcher.domain.failures import OverlappingReplay, Replay
+    from dispatcher.domain.failures import DeadGroup, OverlappingReplay, Replay
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replaying import Preview
     from dispatcher.store.connections import AsyncSession
 
 _SKIPPED_SHOWN: Final = 1000
+_CAUSES_SHOWN: Final = 10
 _FIELDS: Final = [option(CreateReplay, each) for name, each in CreateReplay.fields.items() if name != "email_ids"]
 _NO_REASON: Final = "--reason is missing. Give a few words for the audit log."
 
@@ -165,12 +166,14 @@ class _Replayable(NamedTuple):
 
     Attributes:
         selection: Selects the emails by their ids, so that an email that fails later is not included.
+        causes: The largest groups of the emails by cause.
         others: How many of the ids on the command line belong to emails that are not failed or held.
         overlapping: Running replays that include some of the same emails.
     """
 
     selection: Selection
     preview: Preview
+    causes: list[DeadGroup]
     others: int
     overlapping: list[OverlappingReplay]
 
@@ -185,7 +188,7 @@ async def _find(
 ) -> _Replayable:
     from dispatcher.ops.names import find_ids
     from dispatcher.ops.replaying import overlaps, preview
-    from dispatcher.store.failures import find_dead_ids
+    from dispatcher.store.failures import find_dead_ids, group_dead
 
     if names:  # discarded or not
         found_ids = await find_ids(session, selection.parameters["tenant_id"] or DEFAULT_TENANT, names)
@@ -199,18 +202,26 @@ async def _find(
     ids = await find_dead_ids(session, selection) if given is None else given
     found = await preview(session, selection, include_held=include_held)
     others = 0 if given is None or selection.filters else len(set(given)) - found.total
-    return _Replayable(selection.of(ids), found, others, await overlaps(session, selection))
+    causes = await group_dead(session, selection, "cause", groups=_CAUSES_SHOWN)
+    return _Replayable(selection.of(ids), found, causes, others, await overlaps(session, selection))
 
 
 def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
-    _, preview, others, overlapping = found
+    _, preview, causes, others, overlapping = found
     if as_json:
-        document = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
+        document = {
+            "emails": preview.counts,
+            "samples": preview.samples,
+            "causes": causes,
+            "not_failed_or_held": others,
+        }
         print_json({**document, "overlaps": [asdict(each) for each in overlapping]})
         return
     for outcome, count in preview.counts.items():
         examples = ", ".join(map(str, preview.samples[outcome]))
         say(f"{counted(count, 'email')}: {OUTCOMES[ItemOutcome(outcome)]}. For example {examples}")
+    for group in causes:
+        say(f"  {group.emails:,} × {group.value}. For example {group.sample_key}. {group.fails_again or ''}".rstrip())
     if others:
         say(f"{counted(others, 'email')}: not failed or held. The replay skips them.")
     if not preview.total and not others:

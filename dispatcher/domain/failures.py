@@ -9,11 +9,19 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
+from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 
 DEAD: Final = frozenset({Status.FAILED, Status.HELD})
 GROUPINGS: Final = ("cause", "error_type", "provider", "tenant", "status", "domain", "error")
-"""By what failed and held emails are grouped. A cause is an error type and a provider."""
+"""By what failed and held emails are grouped. A cause is an error type, a provider, and the error without the words that
+have digits or addresses."""
+FAILS_AGAIN: Final[Mapping[str | None, str]] = {
+    Reason.REJECTED_RECIPIENT: "The recipient was refused for good: unless the mailbox exists now, the email fails again.",
+    Reason.SUPPRESSED: "Unless the suppression was removed, the email fails again.",
+    Reason.OPTED_OUT: "Unless the recipient has opted in again, the message fails again.",
+}
+"""Why a replay of an email with this error type probably fails."""
 
 DEFAULT_PER_SECOND: Final = 50.0
 MIN_PER_SECOND: Final = 0.01
@@ -79,7 +87,7 @@ class DeadGroup:
     """Failed and held emails with the same cause, or with the same value of a property.
 
     Attributes:
-        keys: In groups by cause, the error type and the provider; in others, the value. None: not known.
+        keys: In groups by cause, the error type, the provider and the error; in others, the value. None: not known.
         sample_id: The newest of these emails.
         emails_in_all: How many emails were grouped, including those of groups that are not returned.
     """
@@ -91,8 +99,23 @@ class DeadGroup:
     keys: Sequence[str | None]
     held: int
     sample_id: UUID
+    sample_key: str
     sample_error: str | None
     emails_in_all: int
+
+    @property
+    def fails_again(self) -> str | None:
+        """Of a cause: why its emails probably fail again."""
+        return FAILS_AGAIN.get(self.keys[0])
+
+    @property
+    def filters(self) -> Mapping[str, str]:
+        """Of a cause: the fields of a filter that selects its emails. The text is the longest part of the error that
+        they share."""
+        error_type, provider, error = self.keys
+        text = max((error or "").split("…"), key=len).strip()
+        named = {"error_type": error_type, "provider": provider, "text": text}
+        return {name: value for name, value in named.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import orjson
@@ -16,6 +16,10 @@ from dispatcher.domain.failures import DeadGroup, ItemOutcome, Selection
 from dispatcher.domain.status import Status
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import Source, fetch, statement
+
+MOST_GROUPED: Final = 20_000
+"""The most emails that a page groups, newest first. If there are more, the page says so."""
+MOST_GROUPS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)

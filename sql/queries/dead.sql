@@ -18,12 +18,18 @@ and (
 and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
 
 -- part: dead_emails
--- The failed and held emails that a filter selects; see `Selection` in domain/failures.py.
+-- The failed and held emails that a filter selects; see `Selection` in domain/failures.py. Emails that failed because
+-- their recipients are suppressed are decided, and have no dead letter: only their error type or their ids select them.
 (
     select e.*
     from dispatcher.email_log as e
     where e.status in ('failed', 'held')
         and (%(error_type)s::text is null or e.error_type = %(error_type)s)
+        and (
+            e.error_type is distinct from 'suppressed'
+            or %(error_type)s = 'suppressed'
+            or %(email_ids)s::uuid[] is not null
+        )
         and (%(provider)s::text is null or e.provider = %(provider)s)
         and (%(text)s::text is null or position(lower(%(text)s) in lower(e.last_error)) > 0)
         and (%(discarded)s::boolean is null or (e.dead_letter_discarded_at is not null) = %(discarded)s)
@@ -53,7 +59,14 @@ with selected as (
 grouped as (
     select
         case %(by)s
-            when 'cause' then array[e.error_type, e.provider]
+            -- Words with a digit or an address distinguish emails, not causes.
+            when 'cause' then array[
+                e.error_type,
+                e.provider,
+                regexp_replace(
+                    regexp_replace(left(e.last_error, 300), '\S*[0-9@]\S*', '…', 'g'), '(…\s+)+…', '…', 'g'
+                )
+            ]
             when 'error_type' then array[e.error_type]
             when 'provider' then array[e.provider]
             when 'tenant' then array[e.tenant_id]
@@ -76,7 +89,7 @@ grouped as (
 )
 select
     array_to_string(g.keys, ', ', '-') as value, g.emails, g.oldest_at, g.newest_at, g.keys, g.held, g.sample_id,
-    s.last_error as sample_error,
+    s.message_key as sample_key, s.last_error as sample_error,
     (select count(*) from selected) as emails_in_all
 from grouped as g
 left join dispatcher.email_log as s on s.email_id = g.sample_id

@@ -20,6 +20,7 @@ from dispatcher.domain.failures import ItemOutcome, ReplayState
 from dispatcher.ops.acts import Act
 from dispatcher.ops.replaying import ReplayBusy, create, overlaps, preview, run
 from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.failures import find_dead_ids, group_dead
 from dispatcher.store.named_locks import named_lock
 from dispatcher.store.replays import find_pace, get_replay, list_skipped
 from tests.ops.dead_emails import Desk, decide
@@ -67,6 +68,24 @@ async def test_one_email_is_replayed_at_once_unless_locked(desk: Desk) -> None:
     assert (left.state, left.waiting) == (ReplayState.INTERRUPTED, 1)
     assert (again.state, again.outcomes) == (ReplayState.DONE, {"replayed": 1})
     assert (await run(desk.session, left.id)).replay.outcomes == {"under_way": 1}
+
+
+async def test_the_emails_of_a_cause_are_found_by_what_their_errors_share(desk: Desk) -> None:
+    blocked = desk.create(2, last_error="550 5.7.1 Client host [192.0.2.1] blocked using zen.spamhaus.org")
+    blocked += desk.create(last_error="554 5.7.0 Client host [192.0.2.77] blocked using zen.spamhaus.org")
+    spam = desk.create(2, last_error="550 5.7.1 <address>: this looks like spam (id 4711aa)")
+    gone = desk.create(error_type="rejected_recipient", last_error="550 5.1.1 no such user", provider="ses")
+    (silent,) = desk.create(error_type="no_error", provider=None, last_error=None)
+    desk.create(error_type="suppressed")
+
+    groups = await group_dead(desk.session, select(), "cause")
+
+    found = [{*await find_dead_ids(desk.session, select(**group.filters))} for group in groups]
+    assert [len(each) for each in found] == [3, 2, 1, 1]
+    assert found[:2] == [{*blocked}, {*spam}]
+    assert {*gone} in found
+    assert [group.fails_again is not None for group in groups] == [{*gone} == each for each in found]
+    assert silent in found[2] | found[3]
 
 
 async def test_skipped_emails_are_listed_with_the_reason(desk: Desk) -> None:

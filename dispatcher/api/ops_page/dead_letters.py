@@ -19,12 +19,9 @@ from dispatcher.api.ops_page import face, fields
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.failures import DeadGroup
-from dispatcher.store.failures import group_dead
+from dispatcher.store.failures import MOST_GROUPED, MOST_GROUPS, group_dead
 
 CAUSES: Final = ("cause", "domain", "tenant")
-MOST_GROUPED: Final = 20_000
-"""The most emails that are grouped, newest first. If there are more, the page says so."""
-MOST_GROUPS: Final = 50
 
 
 def routes(site: Site) -> list[Route]:
@@ -59,11 +56,8 @@ def routes(site: Site) -> list[Route]:
 
 
 def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:
-    """The fields of the filter that selects the emails of a group, for the group's link.
-
-    None if no filter can select them: there is no filter for a domain, or for emails without a provider.
-    """
-    names: tuple[str, ...] = {"cause": ("error_type", "provider"), "tenant": ("tenant_id",)}.get(by, ())
-    if not names or None in group.keys:
-        return None
-    return {name: key for name, key in zip(names, group.keys, strict=True) if key is not None}
+    """The fields of the filter that selects the emails of a group, for the group's link. None: there is no filter for a
+    domain."""
+    if by == "cause":
+        return group.filters
+    return {"tenant_id": str(group.keys[0])} if by == "tenant" else None

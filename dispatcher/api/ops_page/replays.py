@@ -21,6 +21,7 @@ from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.failures import DEFAULT_PER_SECOND, Replay
 from dispatcher.ops import replaying
 from dispatcher.ops.email_history import AN_OPERATOR
+from dispatcher.store.failures import MOST_GROUPED, MOST_GROUPS, group_dead
 from dispatcher.store.replays import count_replayed_by_status
 
 PATH: Final = "/replays"
@@ -113,6 +114,7 @@ async def _dry_run(
     wanted = asked.selected()
     async with site.session() as session:
         preview = await replaying.preview(session, wanted, include_held=asked.include_held)
+        causes = await group_dead(session, wanted, "cause", limit=MOST_GROUPED, groups=MOST_GROUPS)
         overlaps = await replaying.overlaps(session, wanted) if visitor.tenant_id is None else []
     return await site.page(
         request,
@@ -121,6 +123,7 @@ async def _dry_run(
         status=status,
         action=CreateReplay,
         preview=preview,
+        causes=causes,
         overlaps=overlaps,
         include_held=asked.include_held,
         typed=_typed(given),
