@@ -209,19 +209,15 @@ async def _find(
 def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
     _, preview, causes, others, overlapping = found
     if as_json:
-        document = {
-            "emails": preview.counts,
-            "samples": preview.samples,
-            "causes": causes,
-            "not_failed_or_held": others,
-        }
-        print_json({**document, "overlaps": [asdict(each) for each in overlapping]})
+        document = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
+        print_json({**document, "causes": causes, "overlaps": [asdict(each) for each in overlapping]})
         return
     for outcome, count in preview.counts.items():
         examples = ", ".join(map(str, preview.samples[outcome]))
         say(f"{counted(count, 'email')}: {OUTCOMES[ItemOutcome(outcome)]}. For example {examples}")
     for group in causes:
-        say(f"  {group.emails:,} × {group.value}. For example {group.sample_key}. {group.fails_again or ''}".rstrip())
+        again = f" {group.fails_again}" if group.fails_again else ""
+        say(f"  {group.emails:,} of {group.value}, such as {group.sample_key}.{again}")
     if others:
         say(f"{counted(others, 'email')}: not failed or held. The replay skips them.")
     if not preview.total and not others:

@@ -14,10 +14,10 @@ from dispatcher.domain.status import Status
 
 DEAD: Final = frozenset({Status.FAILED, Status.HELD})
 GROUPINGS: Final = ("cause", "error_type", "provider", "tenant", "status", "domain", "error")
-"""By what failed and held emails are grouped. A cause is an error type, a provider, and the error without the words that
-have digits or addresses."""
+"""By what failed and held emails are grouped. A cause is an error type, a provider, and the error without the words
+that have digits or addresses."""
 FAILS_AGAIN: Final[Mapping[str | None, str]] = {
-    Reason.REJECTED_RECIPIENT: "The recipient was refused for good: unless the mailbox exists now, the email fails again.",
+    Reason.REJECTED_RECIPIENT: "The recipient was refused: unless the mailbox exists now, the email fails again.",
     Reason.SUPPRESSED: "Unless the suppression was removed, the email fails again.",
     Reason.OPTED_OUT: "Unless the recipient has opted in again, the message fails again.",
 }
