@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from dispatcher.actions import audit, domains
 from dispatcher.api.ops_page import (
+    batches,
     captured,
     dead_letters,
     emails,
@@ -55,6 +56,7 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     overview.routes,
     emails.routes,
     dead_letters.routes,
+    batches.routes,
     poison.routes,
     replays.routes,
     suppressions.routes,

@@ -179,7 +179,7 @@ class _DecisionPages:
     async def decide(self, action: type[Change[Any]], request: Request, visitor: Visitor, form: Form) -> Response:
         """Carries out a decision, and redirects to the page of the email; or shows the content of the email."""
         texts = {name: form.get(name, "").strip() for name in action.one_of}
-        texts |= {"reason": scrub(form.get("reason", "")), "send_at": _with_zone(texts.get("send_at", ""))}
+        texts |= {"reason": scrub(form.get("reason", "")), "send_at": with_zone(texts.get("send_at", ""))}
         try:
             asked = read(action, {}, {name: text for name, text in texts.items() if text}, is_reason_required=True)
         except Mistakes as error:
@@ -241,7 +241,7 @@ class _DecisionPages:
         )
 
 
-def _with_zone(text: str) -> str:
+def with_zone(text: str) -> str:
     """A time as it was typed, in UTC if it has no zone; any other text as it is."""
     try:
         given = datetime.fromisoformat(text)

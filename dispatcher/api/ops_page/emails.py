@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from dispatcher.actions.emails import FoundPage, ListEmails
 from dispatcher.actions.runner import Face, Who, run
+from dispatcher.actions.unsent import Cancel
 from dispatcher.api.ops_page import email_decisions
 from dispatcher.api.ops_page.email_decisions import done, find_choices, find_shown
 from dispatcher.api.ops_page.email_search import NAMES, By, SearchForm, as_id, read_form
@@ -101,6 +102,7 @@ class _EmailPages:
             named=found.named,
             page=found.page,
             caption=_caption(found),
+            unsent=_unsent(form),
             tried=[NAMES[kind] for kind in found.tried],
             newest=self.site.url("/emails", **pinned) if form.typed["after"] else None,
             next=self.site.url("/emails", **pinned, after=cursor) if cursor else None,
@@ -174,6 +176,14 @@ async def _search(session: AsyncSession, asked: ListEmails) -> FoundPage:
     page = await run(session, asked, Who(Face.PAGE))
     assert isinstance(page, FoundPage)
     return page
+
+
+def _unsent(form: SearchForm) -> Mapping[str, str] | None:
+    """The filter with which the emails of a search are cancelled or rescheduled; None: there is no such filter."""
+    if form.text or form.filters.status not in Cancel.statuses:
+        return None
+    typed = {name: text for name, text in form.parameters.items() if name != "by"}
+    return typed if typed.keys() <= {*Cancel.filters, "tenant_id"} else None
 
 
 def _caption(found: _Found) -> str:

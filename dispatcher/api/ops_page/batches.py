@@ -1,0 +1,124 @@
+"""The pages of changes of many emails: the dry run of a filter or of chosen emails, and what the change did.
+
+A change may be repeated: it leaves out the emails that are already as asked. So a page changes a limited number of
+emails, says how many are left, and offers to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dispatcher.actions.action import Mistakes, path_of, read
+from dispatcher.actions.batch import Batch, Judged
+from dispatcher.actions.dlq import DiscardDead
+from dispatcher.actions.held import Confirm, Release
+from dispatcher.actions.runner import of_tenant, preview, run_batch, select
+from dispatcher.actions.unsent import Cancel, Reschedule
+from dispatcher.api.ops_page import face, fields
+from dispatcher.api.ops_page.email_decisions import with_zone
+from dispatcher.api.ops_page.forms import Form
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.site import Site
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
+from dispatcher.domain.scrub import scrub
+
+BATCHES: Final[tuple[type[Batch], ...]] = (DiscardDead, Confirm, Release, Cancel, Reschedule)
+MOST: Final = 5_000
+"""How many emails one request changes: some seconds."""
+_SHOWN: Final = 20
+"""How many of the emails that were not changed the page names."""
+
+
+def routes(site: Site) -> list[Route]:
+    """The routes of all changes of many emails."""
+    found = []
+    for action in BATCHES:
+        pages = _BatchPages(site, action)
+        title = f"{action.verb().capitalize()} emails"
+        found += [site.get(path_of(action), pages.ask), site.post(path_of(action), pages.change, title=title)]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchPages:
+    site: Site
+    action: type[Batch]
+
+    async def ask(self, request: Request, visitor: Visitor) -> Response:
+        """The dry run: how many emails are selected, and a form that asks for the reason."""
+        require_operate(visitor)
+        given = dict(request.query_params) | {"email_ids": ",".join(request.query_params.getlist("email_ids"))}
+        return await self._dry_run(request, visitor, given)
+
+    async def change(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        """Changes at most MOST of the emails, unless more are selected now than the dry run showed."""
+        try:
+            asked = self._asked(visitor, form, has_reason=True)
+        except Mistakes as error:
+            return await self._dry_run(request, visitor, form, face.words_of(error), 400)
+        judged: list[Judged] = []
+        async with self.site.session() as session:
+            groups = await preview(session, asked, most=MOST + 1)
+            count = sum(each.emails for each in groups)
+            if (shown := fields.counted(form.get("shown", ""))) is None or min(count, MOST) > shown:
+                words = f"The filter now selects {count:,} emails. Check the new dry run, and confirm."
+                return await self._dry_run(request, visitor, form, words, 409)
+            ids = await select(session, asked, most=MOST)
+            async for batch in run_batch(session, asked, face.who(visitor), ids, self.site.settings):
+                judged += batch
+        outcome = self.action.outcome(groups, len(set(asked.email_ids or ())), judged, most=MOST)
+        return await self._page(request, visitor, form, outcome=outcome, shown_unchanged=_SHOWN)
+
+    async def _dry_run(
+        self,
+        request: Request,
+        visitor: Visitor,
+        given: Mapping[str, str],
+        mistake: str | None = None,
+        status: int = 200,
+    ) -> Response:
+        try:
+            asked = self._asked(visitor, given)
+        except Mistakes as error:
+            raise PageError(400, face.words_of(error), "Go back, and correct the filter.") from None
+        async with self.site.session() as session:
+            groups = await preview(session, asked, most=MOST + 1)
+        return await self._page(request, visitor, given, groups=groups, mistake=mistake, status=status)
+
+    async def _page(
+        self, request: Request, visitor: Visitor, given: Mapping[str, str], *, status: int = 200, **values: Any
+    ) -> Response:
+        names = (*self.action.filters, "tenant_id", "email_ids")
+        return await self.site.page(
+            request,
+            visitor,
+            "batch.html",
+            status=status,
+            action=self.action,
+            typed={name: given[name] for name in names if given.get(name, "").strip()},
+            given=given,
+            most=MOST,
+            **{"groups": [], "outcome": None, "mistake": None} | values,
+        )
+
+    def _asked(self, visitor: Visitor, given: Mapping[str, str], *, has_reason: bool = False) -> Batch:
+        """The change of these emails, as the visitor may make it. Raises Mistakes."""
+        names = {*self.action.filters, "tenant_id", "email_ids"}
+        if has_reason:
+            names |= {*self.action.one_of, "reason"}
+        texts = {name: text for name in names if (text := given.get(name, "").replace("\0", "").strip())}
+        if "reason" in texts:
+            texts["reason"] = scrub(texts["reason"])
+        if "send_at" in texts:
+            texts["send_at"] = with_zone(texts["send_at"])
+        if not has_reason and self.action.one_of:
+            texts[self.action.one_of[-1]] = "true"
+        asked = read(self.action, {}, texts, is_reason_required=has_reason)
+        with face.tenant_errors(visitor):
+            return of_tenant(asked, face.who(visitor))
