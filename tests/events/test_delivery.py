@@ -91,7 +91,8 @@ def forget_deliveries(scene: Scene) -> None:
 @pytest.mark.parametrize("most", [1, 2, 100])
 async def test_emails_from_before_an_upgrade_get_their_states_in_bounded_rounds(scene: Scene, most: int) -> None:
     emails = [await scene.make(Status.SENT) for _ in range(3)]
-    for email_id, what in zip(emails, (Bounce.HARD, EventKind.OPENED, EventKind.ACCEPTED), strict=True):
+    kinds: tuple[EventKind | Bounce, ...] = Bounce.HARD, EventKind.OPENED, EventKind.ACCEPTED
+    for email_id, what in zip(emails, kinds, strict=True):
         await scene.tell(event(email_id, EventKind.DELIVERED), event(email_id, what))
         await scene.tell(event(email_id, EventKind.COMPLAINED, provider="ses"))  # impossible
     forget_deliveries(scene)

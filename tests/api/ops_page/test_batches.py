@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from dispatcher.api.ops_page import batches
@@ -23,7 +25,7 @@ from tests.store.books import Books
 async def test_all_emails_that_a_list_shows_are_changed_after_a_dry_run(
     operator: Browser, books: Books, list_path: str, path: str, status: str, then: str, act: str
 ) -> None:
-    def make(count: int) -> list[object]:
+    def make(count: int) -> list[UUID]:
         return [books.enqueue_one() if status == "pending" else dead_email(books, status) for _ in range(count)]
 
     chosen = make(2)
