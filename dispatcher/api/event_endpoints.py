@@ -41,8 +41,7 @@ MAX_SNS_BYTES: Final = 1 << 20
 """The size of the largest message of Amazon SNS that is accepted. Amazon SNS posts up to 256 KiB of text, which is
 escaped and wrapped in JSON. A message is parsed before its signature can be verified, so a forged one costs as much."""
 MAX_RESEND_BYTES: Final = 256 << 10
-"""The size of the largest event of Resend that is accepted. An event has an email's addresses and subject, and no
-content."""
+"""The size of the largest event of Resend that is accepted. It has an email's addresses and subject, but no content."""
 MAX_FORM_BYTES: Final = 64 << 10
 """The size of the largest form of Twilio that is accepted. The longest SMS, with each character escaped, has 20 KB."""
 _BYTES_PER_ESCAPE: Final = 16

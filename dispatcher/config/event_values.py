@@ -39,10 +39,7 @@ def webhook_secrets(text: str) -> tuple[str, ...]:
     try:
         return tuple(map(webhook_secret, re.split(r"[\s,]+", text.strip(", \n"))))
     except ValueError:
-        raise ValueError(
-            "must be signing secrets (each whsec_ and base64), separated by commas; copy them from the pages of "
-            "Resend's webhooks"
-        ) from None
+        raise ValueError("must be signing secrets of Resend's webhooks: whsec_ and base64, comma-separated") from None
 
 
 def topics(text: str) -> tuple[str, ...]:

@@ -91,11 +91,10 @@ class ResendVerifier:
         return ResendSignature(message_id, int(timestamp), [decode(each) for each in found])
 
     def verify(self, given: ResendSignature, body: bytes | bytearray) -> None:
-        for digest in digests(self._secrets, given.message_id, given.timestamp, body):
-            if any(compare_digest(digest, each) for each in given.digests):
-                return
-        detail = "The request is not signed with a secret in DISPATCHER_RESEND_EVENTS_SECRETS."
-        raise EventsRefused(Refusal.SIGNATURE, detail)
+        right = digests(self._secrets, given.message_id, given.timestamp, body)
+        if not any(compare_digest(digest, each) for digest in right for each in given.digests):
+            detail = "The request is not signed with a secret in DISPATCHER_RESEND_EVENTS_SECRETS."
+            raise EventsRefused(Refusal.SIGNATURE, detail)
 
 
 def parse(body: bytes | bytearray) -> ParsedEvents:
@@ -107,8 +106,7 @@ def _events(given: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
     if not isinstance(name, str):
         return Skipped.MALFORMED
     if name not in _KINDS:  # events of contacts, domains and the like say nothing about an email
-        is_ignored = not name.startswith("email.") or name in _IGNORED
-        return Skipped.IGNORED if is_ignored else Skipped.UNKNOWN_KIND
+        return Skipped.UNKNOWN_KIND if name.startswith("email.") and name not in _IGNORED else Skipped.IGNORED
     kind, field = _KINDS[name]
     data = fields.mapping(given.get("data"))
     if (email_id := fields.email_id(_id_tag(data.get("tags")))) is None:
