@@ -233,6 +233,7 @@ SECRETS = {
     "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/secret-token",
     "DISPATCHER_ALERT_SMTP_URL": "smtps://app:smtp-secret@mx.example",
     "DISPATCHER_SENDGRID_EVENTS_KEYS": PUBLIC_KEY,
+    "DISPATCHER_RESEND_EVENTS_SECRETS": WEBHOOK_SECRET,
     "DISPATCHER_OPS_OIDC_CLIENT_SECRET": "oidc-secret",
 }
 COMPANIES = {

@@ -8,10 +8,10 @@ committed, and never shows whether an email exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,9 +22,10 @@ from dispatcher.api.operation import BODY_PROBLEMS, Operation
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from dispatcher.domain.suppression import Reply
-from dispatcher.events import sendgrid, ses, twilio
+from dispatcher.events import resend, sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
 from dispatcher.events.intake import report_refusal, report_skipped
+from dispatcher.events.resend import ResendVerifier
 from dispatcher.events.sendgrid import SendGridVerifier
 from dispatcher.events.sns import MessageType, SnsVerifier, fetcher
 from dispatcher.events.sns_certificates import Fetch
@@ -39,6 +40,8 @@ MAX_BODY_BYTES: Final = 4 << 20
 MAX_SNS_BYTES: Final = 1 << 20
 """The size of the largest message of Amazon SNS that is accepted. Amazon SNS posts up to 256 KiB of text, which is
 escaped and wrapped in JSON. A message is parsed before its signature can be verified, so a forged one costs as much."""
+MAX_RESEND_BYTES: Final = 256 << 10
+"""The size of the largest event of Resend that is accepted. It has an email's addresses and subject, but no content."""
 MAX_FORM_BYTES: Final = 64 << 10
 """The size of the largest form of Twilio that is accepted. The longest SMS, with each character escaped, has 20 KB."""
 _BYTES_PER_ESCAPE: Final = 16
@@ -66,6 +69,28 @@ RECEIVE_SENDGRID: Final = Operation(
     parameters=(
         _signature_header("X-Twilio-Email-Event-Webhook-Signature", "ECDSA over the timestamp and the raw body."),
         _signature_header("X-Twilio-Email-Event-Webhook-Timestamp", "When the request was signed, in Unix seconds."),
+    ),
+    problems=_PROBLEMS,
+    needs_key=False,
+)
+RECEIVE_RESEND: Final = Operation(
+    name="receive_resend_events",
+    summary="Receive Resend's events",
+    description="For Resend's webhooks. The API responds after the event is committed, and never shows whether an "
+    "email exists.",
+    status=204,
+    response_schema=None,
+    request_schema="ResendEvent",
+    schemas={"ResendEvent": {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}},
+    example={
+        "type": "email.delivered",
+        "created_at": "2026-11-23T12:00:00.000Z",
+        "data": {"to": ["ann@example.org"], "tags": {"email_id": "01938a7e-8f3c-7d42-9c51-2f6d1f0e9a77"}},
+    },
+    parameters=(
+        _signature_header(resend.ID_HEADER, "The id of the message, the same in each retry."),
+        _signature_header(resend.TIMESTAMP_HEADER, "When the request was signed, in Unix seconds."),
+        _signature_header(resend.SIGNATURE_HEADER, "`v1,` and the HMAC over id, timestamp and raw body."),
     ),
     problems=_PROBLEMS,
     needs_key=False,
@@ -119,6 +144,17 @@ RECEIVE_TWILIO_SMS: Final = replace(
 )
 
 
+_Signature = TypeVar("_Signature")
+
+
+class _Verifier(Protocol[_Signature]):
+    """Verifies requests whose headers have a signature of the body."""
+
+    def check_headers(self, headers: Mapping[str, str], /) -> _Signature: ...
+
+    def verify(self, given: _Signature, body: bytearray, /) -> None: ...
+
+
 class EventEndpoints:
     """Verifies, parses and stores the events that the configured providers post."""
 
@@ -139,6 +175,9 @@ class EventEndpoints:
         if topics := settings.ses_events_topics:
             fetch = fetch or fetcher(settings.ca_file)
             self.sns = SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch, source=pool)
+        self.resend: ResendVerifier | None = None
+        if secrets := settings.resend_events_secrets:
+            self.resend = ResendVerifier(secrets, max_age_seconds=seconds)
         self.twilio: TwilioVerifier | None = None
         own = settings.own.get(twilio.NAME)
         if isinstance(own, TwilioSettings) and own.callback_url is not None and own.auth_token:
@@ -151,6 +190,8 @@ class EventEndpoints:
         found: list[tuple[str, Endpoint, Operation]] = []
         if self.sendgrid is not None:
             found.append(("/v1/events/sendgrid", self.receive_sendgrid, RECEIVE_SENDGRID))
+        if self.resend is not None:
+            found.append(("/v1/events/resend", self.receive_resend, RECEIVE_RESEND))
         if self.sns is not None:
             found.append(("/v1/events/ses", self.receive_ses, RECEIVE_SES))
         if self.twilio is not None:
@@ -159,17 +200,31 @@ class EventEndpoints:
         return found
 
     async def receive_sendgrid(self, request: Request) -> Response:
-        verifier = self.sendgrid
-        assert verifier is not None
-        with _as_problems(sendgrid.NAME):
+        assert self.sendgrid is not None
+        return await self._receive_signed(request, sendgrid.NAME, self.sendgrid, sendgrid.parse, MAX_BODY_BYTES)
+
+    async def receive_resend(self, request: Request) -> Response:
+        assert self.resend is not None
+        return await self._receive_signed(request, resend.NAME, self.resend, resend.parse, MAX_RESEND_BYTES)
+
+    async def _receive_signed(
+        self,
+        request: Request,
+        provider: str,
+        verifier: _Verifier[_Signature],
+        parse: Callable[[bytearray], ParsedEvents],
+        max_bytes: int,
+    ) -> Response:
+        """Stores the events of a request whose headers have a signature of the body."""
+        with _as_problems(provider):
             signature = verifier.check_headers(request.headers)
 
             def verified(body: bytearray) -> ParsedEvents:
                 verifier.verify(signature, body)
-                return sendgrid.parse(body)
+                return parse(body)
 
-            async with self.bodies.read(request, sendgrid.NAME) as body:
-                await self._store(sendgrid.NAME, await run_off_loop(len(body), lambda: verified(body)))
+            async with self.bodies.read(request, provider, max_bytes=max_bytes) as body:
+                await self._store(provider, await run_off_loop(len(body), lambda: verified(body)))
         return Response(status_code=204)
 
     async def receive_ses(self, request: Request) -> Response:

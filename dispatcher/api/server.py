@@ -244,7 +244,8 @@ async def _event_endpoints(
 ) -> AsyncIterator[EventEndpoints | None]:
     """The endpoints for providers' events, with their database sessions; None if no provider may post events."""
     has_callbacks = getattr(settings.own.get("twilio"), "callback_url", None) is not None
-    providers = sum((bool(settings.sendgrid_events_keys), bool(settings.ses_events_topics), has_callbacks))
+    signed = settings.sendgrid_events_keys, settings.ses_events_topics, settings.resend_events_secrets
+    providers = sum(map(bool, signed)) + has_callbacks
     if not providers:
         yield None
         return

@@ -444,6 +444,8 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
         sources.append(f"SendGrid posts to /v1/events/sendgrid ({counted(len(settings.sendgrid_events_keys), 'key')})")
     if settings.ses_events_topics:
         sources.append(f"SNS posts to /v1/events/ses ({counted(len(settings.ses_events_topics), 'topic')})")
+    if settings.resend_events_secrets:
+        sources.append(f"Resend posts to /v1/events/resend ({counted(len(settings.resend_events_secrets), 'secret')})")
     if settings.ses_events_queue_url:
         sources.append("the monitor polls DISPATCHER_SES_EVENTS_QUEUE_URL")
     if settings.bounce_maildir:

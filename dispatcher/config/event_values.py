@@ -10,7 +10,7 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from dispatcher.config.values import LOOPBACKS, mailbox, texts, url
+from dispatcher.config.values import LOOPBACKS, mailbox, texts, url, webhook_secret
 
 _P256_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
 """The first bytes of every P-256 public key in DER form. The key's point on the curve follows."""
@@ -32,6 +32,14 @@ def public_keys(text: str) -> tuple[str, ...]:
                 "from SendGrid's settings, without BEGIN and END lines"
             )
     return found
+
+
+def webhook_secrets(text: str) -> tuple[str, ...]:
+    """Parses the signing secrets of webhooks, separated by commas or white space."""
+    try:
+        return tuple(map(webhook_secret, re.split(r"[\s,]+", text.strip(", \n"))))
+    except ValueError:
+        raise ValueError("must be signing secrets of Resend's webhooks: whsec_ and base64, comma-separated") from None
 
 
 def topics(text: str) -> tuple[str, ...]:

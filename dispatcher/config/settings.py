@@ -450,10 +450,19 @@ class Settings:
         "URL of an SQS queue with Amazon SES's events, from SNS or EventBridge. The monitor polls the queue.",
         empty="",
     )
+    resend_events_secrets: tuple[str, ...] = setting(
+        event_values.webhook_secrets,
+        None,
+        "The signing secrets of Resend's webhooks (whsec_ and base64), comma-separated; two during a rotation. Unset: "
+        "the API does not accept Resend's events.",
+        secret=True,
+        empty=(),
+    )
     events_max_age_seconds: float = setting(
         values.off_or_seconds(60, 31_536_000),
         "90000",
-        "How old a signed request with events may be. SendGrid retries for a day, SNS for an hour; 0: any age.",
+        "How old a signed request with events may be. SendGrid retries for a day, SNS for an hour; a request of Resend "
+        "may be 5 minutes old at most, because each retry is signed anew. 0: any age.",
     )
     retain_content_days: int = setting(
         values.whole(0, 36500),

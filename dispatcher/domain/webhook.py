@@ -13,6 +13,7 @@ from typing import Final
 from dispatcher.domain.values import dataclass, field
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix
+SIGNATURE_PREFIX: Final = "v1,"
 _SECRET_OCTETS: Final = 32
 _HOUR: Final = 3600.0
 
@@ -94,11 +95,16 @@ def new_secret() -> str:
     return SECRET_PREFIX + base64.b64encode(token_bytes(_SECRET_OCTETS)).decode()
 
 
+def digests(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes | bytearray) -> list[bytes]:
+    """One signature of a message per secret."""
+    signed = b".".join((message_id.encode(), str(timestamp).encode(), body))
+    return [hmac.digest(base64.b64decode(secret.removeprefix(SECRET_PREFIX)), signed, "sha256") for secret in secrets]
+
+
 def signature(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -> str:
     """The value of the header `webhook-signature`: one signature per secret, separated by spaces."""
-    signed = b".".join((message_id.encode(), str(timestamp).encode(), body))
-    keys = (base64.b64decode(secret.removeprefix(SECRET_PREFIX)) for secret in secrets)
-    return " ".join("v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
+    found = digests(secrets, message_id, timestamp, body)
+    return " ".join(SIGNATURE_PREFIX + base64.b64encode(digest).decode() for digest in found)
 
 
 def next_attempt(failed_at: datetime, now: datetime, *, draw: float) -> datetime | None:

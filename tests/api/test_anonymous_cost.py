@@ -19,10 +19,11 @@ import pytest
 
 from dispatcher.api.large_json import MAX_VALUES
 from dispatcher.config import Settings
+from dispatcher.domain.webhook import new_secret
 from dispatcher.providers.twilio import TwilioSettings
 from tests.api.running_api import Api, make_key, running
 from tests.cpu import scale
-from tests.events.requests import TOPIC, SendGridKey, Sns, dumped
+from tests.events.requests import TOPIC, ResendSecret, SendGridKey, Sns, dumped
 
 MAX_CPU_SECONDS: Final = 0.05
 SIZES: Final = (8 << 20, 4 << 20, 1 << 20, 256 << 10, 64 << 10)
@@ -60,6 +61,7 @@ def provider_settings(settings: Settings) -> Settings:
         settings,
         sendgrid_events_keys=(SendGridKey().public, SendGridKey().public),
         ses_events_topics=(TOPIC,),
+        resend_events_secrets=(new_secret(), new_secret()),
         own={**settings.own, "twilio": twilio},
     )
 
@@ -80,7 +82,8 @@ def bodies(size: int) -> Iterator[bytes]:
 
 def signatures(operation: Mapping[str, Any]) -> dict[str, str]:
     """The headers of an operation, of the right form. A new header needs a value here."""
-    values = {"X-Twilio-Signature": b64encode(bytes(20)).decode(), **SendGridKey().headers(b"")}
+    values = {"X-Twilio-Signature": b64encode(bytes(20)).decode()}
+    values |= SendGridKey().headers(b"") | ResendSecret().headers(b"")
     values = {name.lower(): value for name, value in values.items()}
     return {each["name"]: values[each["name"].lower()] for each in operation["parameters"] if each["in"] == "header"}
 

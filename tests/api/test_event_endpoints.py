@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.api.event_endpoints import MAX_BODY_BYTES
+from dispatcher.api.event_endpoints import MAX_BODY_BYTES, MAX_RESEND_BYTES
 from dispatcher.cli.api import api_settings
 from dispatcher.config import Settings
 from dispatcher.domain.email_id import new_email_id
@@ -22,7 +22,16 @@ from dispatcher.events import twilio
 from dispatcher.providers.twilio import TwilioSettings
 from tests.abuse.raw_connection import JSON, head
 from tests.api.running_api import EMAIL, Answer, Api, make_key, running
-from tests.events.requests import TOPIC, SendGridKey, Sns, delivery, dumped, sendgrid_event
+from tests.events.requests import (
+    TOPIC,
+    ResendSecret,
+    SendGridKey,
+    Sns,
+    delivery,
+    dumped,
+    resend_event,
+    sendgrid_event,
+)
 from tests.store.books import Books
 from tests.store.suppressing import hasher_of
 
@@ -35,6 +44,7 @@ ENTRIES = "select tenant_id, masked, reason from dispatcher.suppression"
 SMS = {"to": "+49 151 12345678", "text": "Your code is 1234."}
 SENDGRID = "/v1/events/sendgrid"
 SES = "/v1/events/ses"
+RESEND = "/v1/events/resend"
 ONE_CLICK = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -202,6 +212,48 @@ async def test_messages_of_sns_without_a_valid_signature_or_topic_are_refused(
         answer = await events_api.call("POST", SES, raw=dumped(body), headers={"Content-Type": "text/plain"})
         assert (answer.status, answer.code) == (403, code)
     assert rows(connection) == []
+
+
+async def post_resend(api: Api, secret: ResendSecret, event: Any, **signing: Any) -> Answer:
+    body = event if isinstance(event, bytes) else dumped(event)
+    return await api.call("POST", RESEND, raw=body, headers=secret.headers(body, **signing))
+
+
+async def test_an_event_of_resend_is_stored_once_with_each_of_two_secrets_and_an_odd_or_forged_request_changes_nothing(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    old, new = ResendSecret(), ResendSecret()
+    async with running(replace(settings, resend_events_secrets=(old.text, new.text))) as api:
+        email_id = await enqueued(api)
+        Books(connection).lose_attempt(email_id)
+        known = resend_event(email_id)
+        for secret, event, signing, status, code in (
+            (ResendSecret(), known, {}, 403, "signature-invalid"),
+            (old, known, {"timestamp": 1.6e9}, 403, "signature-stale"),
+            (old, b"{", {}, 400, "malformed-json"),
+            (old, b" " * (MAX_RESEND_BYTES + 1), {}, 413, "body-too-large"),
+            (old, resend_event(new_email_id()), {}, 204, None),
+            (old, {**known, "created_at": "yesterday"}, {}, 204, None),
+            (old, {"type": "contact.created", "data": {}}, {}, 204, None),
+        ):
+            answer = await post_resend(api, secret, event, **signing)
+            assert (answer.status, answer.code if code else None) == (status, code)
+        unsigned = await api.call("POST", RESEND, raw=dumped(known))
+        assert (unsigned.status, unsigned.code) == (403, "signature-invalid")
+        assert rows(connection) == []
+
+        for secret in (old, new):
+            answer = await post_resend(api, secret, known)
+            assert (answer.status, answer.body) == (204, b"")
+
+        assert rows(connection) == [(email_id, "resend", "delivered")]
+        assert (await api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
+
+
+async def test_a_provider_without_a_setting_cannot_post_events(events_api: Api) -> None:
+    answer = await post_resend(events_api, ResendSecret(), resend_event(new_email_id()))
+
+    assert (answer.status, answer.code) == (404, "not-found")
 
 
 @pytest.fixture

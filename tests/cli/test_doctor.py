@@ -19,6 +19,7 @@ from dispatcher.cli.checks import volatility
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.email import Email
 from dispatcher.domain.sms import Sms
+from dispatcher.domain.webhook import new_secret
 from dispatcher.host.ledger import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
@@ -82,10 +83,14 @@ SLOW = {"SEND_TIMEOUT_SECONDS": "600", "DRAIN_SECONDS": "900", "RETRY_BASE_SECON
 KEY: Final = SendGridKey().public
 EVENTS: Final = {
     "SENDGRID_EVENTS_KEYS": f"{KEY},{KEY}",
+    "RESEND_EVENTS_SECRETS": new_secret(),
     "SES_EVENTS_TOPICS": "arn:aws:sns:eu-west-1:123456789012:ses-events",
     "SES_EVENTS_QUEUE_URL": "https://sqs.eu-west-1.amazonaws.com/123456789012/ses-events",
 }
-SOURCES: Final = "SendGrid posts to /v1/events/sendgrid (2 keys); SNS posts to /v1/events/ses (1 topic); the monitor"
+SOURCES: Final = (
+    "SendGrid posts to /v1/events/sendgrid (2 keys); SNS posts to /v1/events/ses (1 topic); "
+    "Resend posts to /v1/events/resend (1 secret); the monitor"
+)
 
 
 def test_settings_have_findings(managed: CommandLine) -> None:

@@ -17,7 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA1, SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
+from standardwebhooks.webhooks import Webhook
 
+from dispatcher.domain.webhook import new_secret
+from dispatcher.events import resend
 from dispatcher.events.contract import SourceUnavailable
 from dispatcher.events.sendgrid import SIGNATURE_HEADER, TIMESTAMP_HEADER
 from dispatcher.transport.http_response import HttpResponse
@@ -56,6 +59,39 @@ def sendgrid_event(email_id: UUID | str, event: str = "delivered", **more: Any) 
         "email_id": str(email_id),
         **more,
     }
+
+
+class ResendSecret:
+    """The secret of a webhook of Resend. Signs as Svix does, by the library of Standard Webhooks."""
+
+    def __init__(self) -> None:
+        self.text = new_secret()
+
+    def headers(self, body: bytes, timestamp: float | None = None, message_id: str = "msg_2b1tXk") -> dict[str, str]:
+        at = datetime.fromtimestamp(int(time.time() if timestamp is None else timestamp), UTC)
+        signature = Webhook(self.text).sign(message_id, at, body.decode())
+        return {
+            resend.ID_HEADER: message_id,
+            resend.TIMESTAMP_HEADER: str(int(at.timestamp())),
+            resend.SIGNATURE_HEADER: signature,
+        }
+
+
+def resend_event(email_id: UUID | str | None, kind: str = "email.delivered", **more: Any) -> dict[str, Any]:
+    """An event of Resend.
+
+    Args:
+        more: Fields of `data`, such as `bounce={…}`.
+    """
+    data = {
+        "created_at": "2026-11-23T11:59:58.894719+00:00",
+        "email_id": "56761188-7520-42d8-8898-ff6fc54ce618",
+        "from": "Acme <shop@example.com>",
+        "to": [ANN],
+        "subject": "Receipt",
+        "tags": {"tag_1": "receipt", **({} if email_id is None else {"email_id": str(email_id)})},
+    }
+    return {"type": kind, "created_at": "2026-11-23T12:00:00.000Z", "data": {**data, **more}}
 
 
 def ses_event(email_id: UUID | str | None, kind: str = "Delivery", name: str = "eventType", **facts: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What SendGrid, Amazon SES and Twilio report becomes events, once it is verified. No bystander is accused."""
+"""What SendGrid, Amazon SES, Resend and Twilio report becomes events, once it is verified. No bystander is accused."""
 
 from __future__ import annotations
 
@@ -13,13 +13,25 @@ from dispatcher.config import load
 from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.domain.suppression import Reply
 from dispatcher.errors import ConfigurationError
-from dispatcher.events import sendgrid, ses, twilio
+from dispatcher.events import resend, sendgrid, ses, twilio
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, ParsedEvents, Refusal, Skipped
+from dispatcher.events.resend import ResendVerifier
 from dispatcher.events.sendgrid import SIGNATURE_HEADER, TIMESTAMP_HEADER, SendGridVerifier
 from dispatcher.events.twilio import TwilioVerifier, sign
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.events import EventRow
-from tests.events.requests import ANN, AT, TOPIC, SendGridKey, delivery, dumped, sendgrid_event, ses_event
+from tests.events.requests import (
+    ANN,
+    AT,
+    TOPIC,
+    ResendSecret,
+    SendGridKey,
+    delivery,
+    dumped,
+    resend_event,
+    sendgrid_event,
+    ses_event,
+)
 
 ID: Final = UUID("01938a7e-0000-7000-8000-000000000001")
 BOB: Final = "bob@example.org"
@@ -345,6 +357,165 @@ def test_a_queue_may_be_behind_sns_or_eventbridge_and_if_topics_are_set_only_the
 )
 def test_the_test_message_of_ses_is_ignored_and_broken_json_is_counted(text: str, expected: str) -> None:
     assert words(ses.parse_text(text)) == expected
+
+
+# Resend's webhooks.
+OLD, NEW, FOREIGN = ResendSecret(), ResendSecret(), ResendSecret()
+SIGNED_AT: Final = 1_000_000
+EVENT: Final = dumped(resend_event(ID))
+OF_OLD: Final = OLD.headers(EVENT, SIGNED_AT)
+OF_NEW: Final = NEW.headers(EVENT, SIGNED_AT)
+OF_FOREIGN: Final = FOREIGN.headers(EVENT, SIGNED_AT)
+
+
+def with_signature(*signatures: str) -> dict[str, str]:
+    return {**OF_OLD, resend.SIGNATURE_HEADER: " ".join(signatures)}
+
+
+def refusal_of_resend(
+    headers: dict[str, str], body: bytes = EVENT, *, seconds: float = 90_000, age: float = 0
+) -> Refusal | None:
+    """Why a request is refused by an API with two secrets; None if it is accepted."""
+    verifier = ResendVerifier([OLD.text, NEW.text], max_age_seconds=seconds, clock=lambda: SIGNED_AT + age)
+    try:
+        verifier.verify(verifier.check_headers(headers), body)
+    except EventsRefused as refused:
+        return refused.refusal
+    return None
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "expected"),
+    [
+        (OF_OLD, EVENT, None),
+        (OF_NEW, EVENT, None),
+        (with_signature(*(each[resend.SIGNATURE_HEADER] for each in (OF_FOREIGN, OF_OLD))), EVENT, None),
+        (with_signature("v1a,x", OF_OLD[resend.SIGNATURE_HEADER]), EVENT, None),
+        (OF_FOREIGN, EVENT, Refusal.SIGNATURE),
+        *((OF_OLD, body, Refusal.SIGNATURE) for body in (b"", EVENT + b" ", EVENT.replace(b"delivered", b"bounced"))),
+        ({**OF_OLD, resend.ID_HEADER: "msg_other"}, EVENT, Refusal.SIGNATURE),
+        *(({**OF_OLD, name: ""}, EVENT, Refusal.SIGNATURE) for name in OF_OLD),
+        ({}, EVENT, Refusal.SIGNATURE),
+        *(
+            (with_signature(text), EVENT, Refusal.SIGNATURE)
+            for text in ("v1,", "v1,!!!", "v1,é", "v1,AAAA", f"v1,{'AAAA' * 10_000}", "v1", "v2,AAAA", "AAAA")
+        ),
+        (with_signature(*["v1,AAAA"] * 100, OF_OLD[resend.SIGNATURE_HEADER]), EVENT, Refusal.SIGNATURE),
+        *(
+            ({**OF_OLD, resend.TIMESTAMP_HEADER: text}, EVENT, Refusal.SIGNATURE)
+            for text in ("now", "-1", "9" * 5000, "\u0661\u0660", f"{SIGNED_AT}.0", f"{SIGNED_AT + 1}")
+        ),
+    ],
+)
+def test_only_an_unchanged_request_that_one_of_resends_secrets_signed_is_accepted(
+    headers: dict[str, str], body: bytes, expected: Refusal | None
+) -> None:
+    assert refusal_of_resend(headers, body) is expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age", "is_fresh"),
+    [
+        (90_000, 299, True),
+        (90_000, 301, False),
+        (60, 61, False),
+        (90_000, -599, True),
+        (90_000, -601, False),
+        (0, 1e6, True),
+    ],
+)
+def test_a_signature_of_resend_is_valid_for_five_minutes_at_most(seconds: float, age: float, *, is_fresh: bool) -> None:
+    assert refusal_of_resend(OF_OLD, seconds=seconds, age=age) is (None if is_fresh else Refusal.STALE)
+
+
+def test_resends_secrets_may_be_separated_by_commas_or_lines_and_a_setting_that_is_none_is_refused() -> None:
+    for separator in (",", ", ", "\n"):
+        setting = {"DISPATCHER_RESEND_EVENTS_SECRETS": f"{OLD.text}{separator}{NEW.text}"}
+        assert load(setting).resend_events_secrets == (OLD.text, NEW.text)
+    for text in ("x", "whsec_", "whsec_AAAA", OLD.text.removeprefix("whsec_"), f"{OLD.text},x", ","):
+        with pytest.raises(ConfigurationError, match=r"DISPATCHER_RESEND_EVENTS_SECRETS .*Resend's webhooks"):
+            load({"DISPATCHER_RESEND_EVENTS_SECRETS": text})
+
+
+def of_resend(kind: str, **more: Any) -> dict[str, Any]:
+    return resend_event(ID, f"email.{kind}", **more)
+
+
+def bounced(kind: Any, subtype: Any = "General", **more: Any) -> dict[str, Any]:
+    return of_resend("bounced", bounce={"type": kind, "subType": subtype, "message": "Bounced."}, **more)
+
+
+OUR_TAG: Final = {"name": "email_id", "value": str(ID)}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (of_resend("sent"), "accepted ann"),
+        (of_resend("delivered"), "delivered ann"),
+        (of_resend("delivery_delayed"), "deferred ann"),
+        *((bounced("Permanent", name), "hard ann") for name in ("General", "NoEmail", "Suppressed", ["x"], None)),
+        *((bounced("Transient", name), "soft ann") for name in ("General", "MailboxFull", "MessageTooLarge")),
+        *((bounced("Transient", name), "blocked ann") for name in ("ContentRejected", "AttachmentRejected")),
+        *((bounced(kind), "soft ann") for kind in ("Undetermined", "permanent?", None, ["Permanent"])),
+        (of_resend("bounced", bounce="x"), "soft ann"),
+        (of_resend("complained"), "complained ann"),
+        (of_resend("failed", failed={"reason": "reached_daily_quota"}), "rejected ann"),
+        (of_resend("suppressed", suppressed={"type": "OnAccountSuppressionList"}), "rejected ann"),
+        (of_resend("opened"), "opened ann"),
+        (of_resend("clicked", click={"link": "https://example.com/"}), "clicked ann"),
+        (bounced("Permanent", to=[ANN, BOB]), "hard -"),
+        (of_resend("complained", to=[ANN, BOB]), "complained -"),
+        (of_resend("failed", to=[ANN, BOB]), "rejected ann, rejected bob"),
+        *((of_resend("failed", to=to), "rejected -") for to in (list[str](), None, ANN)),
+        (of_resend("delivered", tags=[{"name": "tag_1", "value": "vip"}, OUR_TAG]), "delivered ann"),
+        (of_resend("delivered", tags=[OUR_TAG, OUR_TAG]), "foreign 1"),
+        *((of_resend("delivered", tags=tags), "foreign 1") for tags in ("x", None, [str(ID)], {"email_id": [str(ID)]})),
+        (resend_event(None), "foreign 1"),
+        (resend_event("17"), "foreign 1"),
+        ({**of_resend("delivered"), "data": None}, "foreign 1"),
+        *(({"type": name}, "ignored 1") for name in ("email.scheduled", "email.received", "contact.created")),
+        ({"type": "domain.updated"}, "ignored 1"),
+        (of_resend("invented"), "unknown_kind 1"),
+        *(({**of_resend("sent"), "created_at": at}, "malformed 1") for at in (None, "yesterday", 17)),
+        *((document, "malformed 1") for document in ({}, {"type": ["email.sent"]}, [], None, [of_resend("sent")])),
+    ],
+)
+def test_every_kind_of_resends_events_is_known_and_others_are_counted(document: Any, expected: str) -> None:
+    parsed = resend.parse(dumped(document))
+
+    assert words(parsed) == expected
+    assert {(each.email_id, each.provider, each.happened_at) for each in parsed.events} <= {(ID, "resend", AT)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "detail"),
+    [
+        (
+            {"diagnosticCode": [f"smtp; 550 5.1.1 <{ANN}> unknown"], "type": "Permanent", "subType": "General"},
+            "5.1.1",
+            "Permanent: General: smtp; 550 5.1.1 <address> unknown",
+        ),
+        ({"type": "Permanent", "message": "It bounced."}, None, "Permanent: It bounced."),
+        ({"reason": "reached_daily_quota", "diagnosticCode": "550"}, None, "reached_daily_quota"),
+        ({"diagnosticCode": [17, None, {}], "type": "\ud800"}, None, "?"),
+    ],
+)
+def test_an_event_of_resend_has_the_code_and_the_words_of_the_server_without_addresses(
+    facts: dict[str, Any], code: str | None, detail: str
+) -> None:
+    event = only(resend.parse(json.dumps(of_resend("bounced", bounce=facts)).encode()))
+
+    assert (event.code, EventRow.of(event, HASHER).detail) == (code, detail)
+
+
+def test_a_repeated_event_of_resend_is_the_same_and_clicks_differ_by_their_link() -> None:
+    one, again, other = (
+        only(resend.parse(dumped(of_resend("clicked", click={"link": f"https://{host}.example/", "timestamp": "now"}))))
+        for host in ("a", "a", "b")
+    )
+
+    assert one.key(None) == again.key(None) != other.key(None)
 
 
 # Twilio. The example is in Twilio's documentation on security, and in the tests of its SDK.
