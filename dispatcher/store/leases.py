@@ -23,7 +23,7 @@ from dispatcher.store.controls import LatestControls
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
-from dispatcher.store.statements import Row, fetch
+from dispatcher.store.statements import Row, Source, fetch, session_of
 from dispatcher.store.suppressions import SuppressionReader
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -229,35 +229,8 @@ class LeaseStore:
         return int(octets or 0)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
-        """An email with its content and attachments; None if the content or an attachment was deleted. Raises
-        StatementRefused if PostgreSQL cannot read the content, or the row is not a valid email."""
-        rows = await fetch(self._pool, "find_content", {"email_id": email_id}, is_exact=True)
-        attachments: list[OutgoingAttachment] = []
-        found = await fetch(self._pool, "find_attachments", {"email_id": email_id})
-        for position, filename, content_type, octets in found:
-            content = await self._read_attachment(email_id, position, octets)
-            if content is None:
-                return None
-            attachments.append(OutgoingAttachment(filename, content_type, content))
-        try:
-            return outgoing_email(email_id, rows[0], tuple(attachments)) if rows else None
-        except _NO_EMAIL as error:
-            raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
-
-    async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
-        """An attachment; None if it was deleted. Reads it in slices, because a session keeps as much memory as its
-        largest answer needed."""
-        content = bytearray()
-        where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
-        while len(content) < octets:
-            async with session(self._pool) as connection:
-                cursor = connection.cursor(binary=True)
-                await cursor.execute(query("find_attachment_slice"), {**where, "from": len(content) + 1})
-                row = await cursor.fetchone()
-            if row is None or not row[0]:
-                return None
-            content += row[0]
-        return bytes(content)
+        """See the function `read_content`."""
+        return await read_content(self._pool, email_id)
 
     async def find_database_id(self) -> UUID:
         return await find_database_id(self._pool)
@@ -465,6 +438,39 @@ def limits_in(column: Sequence[float | None] | None) -> RetryLimits | None:
     return RetryLimits(
         None if max_attempts is None else int(max_attempts), redeliver_seconds or 0.0, int(redeliveries or 0)
     )
+
+
+async def read_content(source: Source, email_id: UUID) -> OutgoingEmail | None:
+    """An email with its content and attachments; None if the content or an attachment was deleted. Raises
+    StatementRefused if PostgreSQL cannot read the content, or the row is not a valid email."""
+    rows = await fetch(source, "find_content", {"email_id": email_id}, is_exact=True)
+    attachments: list[OutgoingAttachment] = []
+    found = await fetch(source, "find_attachments", {"email_id": email_id})
+    for position, filename, content_type, octets in found:
+        content = await _read_attachment(source, email_id, position, octets)
+        if content is None:
+            return None
+        attachments.append(OutgoingAttachment(filename, content_type, content))
+    try:
+        return outgoing_email(email_id, rows[0], tuple(attachments)) if rows else None
+    except _NO_EMAIL as error:
+        raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
+
+
+async def _read_attachment(source: Source, email_id: UUID, position: int, octets: int) -> bytes | None:
+    """An attachment; None if it was deleted. Reads it in slices, because a session keeps as much memory as its largest
+    answer needed."""
+    content = bytearray()
+    where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
+    while len(content) < octets:
+        async with session_of(source) as connection:
+            cursor = connection.cursor(binary=True)
+            await cursor.execute(query("find_attachment_slice"), {**where, "from": len(content) + 1})
+            row = await cursor.fetchone()
+        if row is None or not row[0]:
+            return None
+        content += row[0]
+    return bytes(content)
 
 
 def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:

@@ -87,7 +87,7 @@ def routes(site: Site) -> list[Route]:
 
     async def download_source(request: Request, visitor: Visitor) -> Response:
         email = await _email(site, request, visitor)
-        return _file(email.source, f"{email.name.email_id}.{'json' if email.name.is_sms else 'eml'}")
+        return as_file(email.source, f"{email.name.email_id}.{'json' if email.name.is_sms else 'eml'}")
 
     async def download_attachment(request: Request, visitor: Visitor) -> Response:
         email = await _email(site, request, visitor)
@@ -95,7 +95,7 @@ def routes(site: Site) -> list[Route]:
         found = next((each for each in email.attachments if each.number == number), None)
         if found is None:
             raise not_found("attachment")
-        return _file(found.content, found.filename)
+        return as_file(found.content, found.filename)
 
     return [
         site.get("/captured", show_list),
@@ -140,7 +140,7 @@ async def _in_thread(read: Callable[[], T]) -> T:
         ) from error
 
 
-def _file(content: bytes, filename: str) -> Response:
+def as_file(content: bytes, filename: str) -> Response:
     """A response that makes browsers save the file and not show it, whatever its type."""
     plain = filename.encode("ascii", "replace").decode().replace("?", "_").replace('"', "_").replace("%", "_")
     disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"

@@ -24,6 +24,8 @@ from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead, S
 from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.runner import Face, Who, run, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
+from dispatcher.api.ops_page import revealed
+from dispatcher.api.ops_page.captured import FRAMING
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
@@ -31,6 +33,7 @@ from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.email_history import EmailRow, Moment, since
 from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState
 from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
 from dispatcher.errors import StoreBusy
@@ -226,19 +229,23 @@ class _DecisionPages:
         async with self.site.session() as session:
             history = await find_shown(self.site, session, request, visitor, reveal=act)
         content = history.content or {}
-        return await self.site.page(
+        response = await self.site.page(
             request,
             visitor,
             "email_content.html",
             email=history.email,
             act=act,
             content=content,
+            parts=revealed.path_of(self.site, request, history.email.email_id),
+            is_email=history.email.channel == EMAIL_CHANNEL,
             others={
                 name: value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
                 for name in ("template_id", "template_data", "headers")
                 if (value := content.get(name))
             },
         )
+        response.headers.update(FRAMING)
+        return response
 
 
 def with_zone(text: str) -> str:

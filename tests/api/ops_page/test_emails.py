@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from email import message_from_bytes, policy
 
 import pytest
 
+from dispatcher import Attachment
+from dispatcher.api.ops_page import revealed as revealed_parts
 from dispatcher.api.ops_page.email_search import By, guess, read_form
 from tests.api.ops_page.browsing import Browser, links_of, text_of
 from tests.api.ops_page.rows import audited, dead_email, write
@@ -177,6 +180,40 @@ async def test_content_is_revealed_only_with_a_reason_on_record(operator: Browse
     assert "<b onclick" not in html
     assert audited(books) == [("reveal", "ticket 4711")]
     assert revealed.headers["cache-control"] == "no-store"
+
+
+async def test_revealed_content_is_seen_as_the_recipient_sees_it_for_some_minutes_by_who_revealed_it(
+    operator: Browser, shop_operator: Browser, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [Attachment("Rechnung № 1.pdf", "application/pdf", b"%PDF")]
+    email_id = books.enqueue_one(tenant_id="shop", html="<b>Hello</b>", attachments=files)
+    await operator.get(f"/ops/emails/{email_id}/reveal")
+    revealed = await operator.submit("/reveal", reason="ticket 4711")
+    links = {link.rsplit("/", 1)[1]: link for link in links_of(revealed, "/revealed/")}
+    (frame,) = re.findall(r'<iframe [^>]*src="([^"]+)"', revealed.body.decode())
+
+    html = await operator.get(frame)
+    source = await operator.get(links["source.eml"])
+    attachment = await operator.get(links["0"])
+
+    assert html.body == b"<b>Hello</b>"
+    assert html.headers["content-security-policy"].startswith("sandbox; default-src 'none';")
+    message = message_from_bytes(source.body, policy=policy.default)
+    assert (message["Subject"], [part.get_filename() for part in message.iter_attachments()]) == (
+        "Receipt",
+        ["Rechnung № 1.pdf"],
+    )
+    assert (attachment.body, attachment.headers["content-disposition"][:10]) == (b"%PDF", "attachment")
+    other = books.enqueue_one(tenant_id="shop")
+    elsewhere = frame.replace(str(email_id), str(other))
+    later = frame.replace("/revealed/", "/revealed/9")
+    assert [(await operator.get(path)).status for path in (elsewhere, later)] == [403, 403]
+    assert (await shop_operator.get(frame)).status == 403
+    monkeypatch.setattr(revealed_parts, "VALID_SECONDS", -1)
+    await operator.get(f"/ops/emails/{email_id}/reveal")
+    again = await operator.submit("/reveal", reason="again")
+    (ended,) = re.findall(r'<iframe [^>]*src="([^"]+)"', again.body.decode())
+    assert (await operator.get(ended)).status == 403
 
 
 async def test_another_tenants_email_is_not_found_by_any_name(shop_operator: Browser, books: Books) -> None:
