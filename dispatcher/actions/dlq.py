@@ -163,7 +163,9 @@ class DiscardDead(
     )
 
 
-class ListReplays(Paged[Replay], name="dlq replays", query="list_replays", reach=Reach.ANY_TENANT):
+class ListReplays(
+    Paged[Replay], name="dlq replays", http="GET /v1/replays", query="list_replays", reach=Reach.ANY_TENANT
+):
     """List replays, newest first: state, progress, operator, reason.
 
     The state `interrupted` means that some emails are not replayed yet, but no process runs the replay: for example,
@@ -265,6 +267,6 @@ class ResumeReplay(ChangeReplay, name="dlq resume", http="POST /v1/replays/{repl
     examples = ('dlq resume 7 --reason "the process was restarted"',)
 
 
-REPLAYS: Final = (CreateReplay, GetReplay, StopReplay, ResumeReplay)
+REPLAYS: Final = (ListReplays, CreateReplay, GetReplay, StopReplay, ResumeReplay)
 """A replay runs in the command, or in the background of the API, so each face has some of these, in its own way."""
-ACTIONS = (ListDead, DiscardDead, ListReplays)
+ACTIONS = (ListDead, DiscardDead)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from starlette.responses import Response
 
-from dispatcher.actions.action import Action
+from dispatcher.actions.action import Action, Page
 from dispatcher.actions.dlq import CreateReplay
 from dispatcher.api.access import Caller
 from dispatcher.api.face import ActionEndpoints
@@ -133,19 +133,26 @@ class OperatorJobs:
 
 @dataclass(frozen=True)
 class ReplayEndpoints(ActionEndpoints):
-    """Creates, shows, stops and resumes replays, which `jobs` runs in the background."""
+    """Lists, creates, shows, stops and resumes replays, which `jobs` runs in the background."""
 
     jobs: OperatorJobs = field(kw_only=True)
 
     def answer(self, asked: Action[Any], caller: Caller, result: Any) -> Response:
-        """The replay as the caller may see it. A tenant does not see the name, the reason and the filters of another
-        operator."""
         if asked.is_background:
             self.jobs.start_replay(result)
-        seen, tenant_id = self.jobs.seen(result), None if caller.key is None else caller.key.tenant_id
-        if tenant_id is not None and not self.access.is_own_act(result.actor, tenant_id):
-            seen = replace(seen, actor=None, reason=None, selection={})
+        if isinstance(result, Page):
+            seen = replace(result, rows=[self._seen(each, caller) for each in result.rows])
+        else:
+            seen = self._seen(result, caller)
         return super().answer(asked, caller, seen)
+
+    def _seen(self, replay: Replay, caller: Caller) -> Replay:
+        """The replay as the caller may see it. A tenant does not see the name, the reason and the filters of another
+        operator."""
+        seen, tenant_id = self.jobs.seen(replay), None if caller.key is None else caller.key.tenant_id
+        if tenant_id is not None and not self.access.is_own_act(replay.actor, tenant_id):
+            return replace(seen, actor=None, reason=None, selection={})
+        return seen
 
 
 def _log_failure(task: asyncio.Task[Replay]) -> None:

@@ -69,10 +69,14 @@ async def test_a_replay_can_be_stopped_only_by_its_tenant(api: Api, connection: 
     made = await api.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON}, token=token)
     path = made.headers["location"]
 
+    (listed,) = (await api.get("/v1/replays", token=token)).json["replays"]
+    unlisted = (await api.get("/v1/replays", token=other)).json
     foreign = [await api.get(path, token=other), await api.call("DELETE", path, body=REASON, token=other)]
     unreasoned = await api.call("DELETE", path, body={}, token=token)
     stopped = await api.call("DELETE", path, body={"reason": "too fast"}, token=token)
 
+    assert (listed["id"], listed["total"], listed["reason"]) == (made.json["id"], 3, REASON["reason"])
+    assert unlisted == {"replays": [], "next": None}
     assert [answer.status for answer in foreign] == [404, 404]
     assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
     assert (stopped.status, stopped.json["state"]) in ((200, "stopping"), (200, "stopped"))
@@ -177,7 +181,7 @@ INVALID: Final[list[tuple[str, dict[str, Any], list[str]]]] = [
     ("suppressions", {**ANN, "expires_at": "0001-01-01T00:00:00+23:59"}, ["#/expires_at"]),
     *(("webhooks", {"url": url}, ["#/url"]) for url in BAD_URLS),
     ("webhooks", {**HOOK, "events": []}, ["#/events"]),
-    ("webhooks", {**HOOK, "events": ["email.opened"]}, ["#/events/0"]),
+    ("webhooks", {**HOOK, "events": ["email.exploded"]}, ["#/events/0"]),
     ("webhooks", {**HOOK, "events": [["email.sent"]]}, ["#/events/0"]),
     ("webhooks", {**HOOK, "all_tenants": True}, ["#"]),
 ]
