@@ -16,7 +16,7 @@ from benchmarks.rig import database
 from dispatcher.dev.servers import Servers
 
 BENCHMARKS: Final = Path(__file__).resolve().parents[2] / "benchmarks"
-SECONDS: Final = 60
+SECONDS: Final = 240  # on a machine that is busy with other programs, too
 
 
 @pytest.mark.slow  # a whole run of the benchmark

@@ -153,9 +153,9 @@ WITHIN: dict[str, Iterable[bytes]] = {
 }
 BEYOND: dict[str, tuple[str, Iterable[bytes]]] = {
     "one too many": ("informational", [CONTINUE * (MAX_INFORMATIONAL + 1) + DONE]),
-    "informational answers without end": ("informational", repeat(CONTINUE)),
+    "informational answers without end": ("informational", repeat(CONTINUE * 100)),
     "a head that is too long": ("longer than 16 KiB", [head_of(MAX_HEAD_OCTETS + 1)]),
-    "headers without end": ("longer than 16 KiB", chain([DONE[:-2]], repeat(b"x: y\r\n"))),
+    "headers without end": ("longer than 16 KiB", chain([DONE[:-2]], repeat(b"x: y\r\n" * 1000))),
 }
 
 
