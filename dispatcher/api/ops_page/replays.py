@@ -69,6 +69,7 @@ def routes(site: Site) -> list[Route]:
     async def preview(request: Request, visitor: Visitor) -> Response:
         """The page with the dry run of a filter."""
         require_operate(visitor)
+        fields.note_unknown(request, (*CreateReplay.filters, "tenant_id"))
         return await _dry_run(site, request, visitor, request.query_params)
 
     async def create(request: Request, visitor: Visitor, form: Form) -> Response:

@@ -174,8 +174,11 @@ async def test_kinds_of_bounces_have_rates_and_filters_of_their_own(operator: Br
 
 def test_a_share_above_its_limit_is_marked_if_enough_emails_were_reported() -> None:
     def is_marked(bounced: int, delivered: int) -> bool:
-        pairs = (("bounced", "hard", bounced), ("delivered", None, delivered))
-        tiles = EventCounts([EventCount("ses", *each, NOW) for each in pairs], False, NOW).tiles
+        counts = [
+            EventCount("ses", "bounced", "hard", bounced, NOW),
+            EventCount("ses", "delivered", None, delivered, NOW),
+        ]
+        tiles = EventCounts(counts, False, NOW).tiles
         return next(tile.is_above_limit for tile in tiles if tile.bounce)
 
     assert [is_marked(6, 94), is_marked(4, 96), is_marked(6, 4)] == [True, False, False]
