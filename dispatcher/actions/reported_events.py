@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Self
 from uuid import UUID
 
 from dispatcher.actions.action import Paged, Reach, field
-from dispatcher.domain.event import EventKind, ReportedEvent
+from dispatcher.domain.event import Bounce, EventKind, ReportedEvent
 from dispatcher.domain.kinds import FILTER_TEXT, SINCE, TENANT, one_of
 
 EXAMINED_EVENTS: Final = 20_000
@@ -29,6 +29,7 @@ class ListReportedEvents(Paged[ReportedEvent], name="events list", query="list_r
 
     provider: str | None = field(FILTER_TEXT, "Only events of this provider.", default=None)
     kind: EventKind | None = field(one_of(EventKind), "Only events of this kind.", default=None)
+    bounce: Bounce | None = field(one_of(Bounce), "Only bounces of this kind.", default=None)
     tenant_id: str | None = field(TENANT, "Only events of this tenant's emails.", default=None)
     since: datetime | None = field(SINCE, "Only since this time: such as 24h, or 2026-11-21T10:00Z.", default=None)
 

@@ -370,6 +370,12 @@ class Settings:
         "URL at which browsers reach the operators' page through a proxy, such as https://ops.example.com/mail/ops; "
         "unset: /ops at the API's address.",
     )
+    ops_subject: str = setting(
+        values.choice("masked", "shown", "off"),
+        "masked",
+        "How lists of the operators' page show subjects: only the first letter of each word; to every visitor, without "
+        "an entry in the audit log; or not at all.",
+    )
     ops_idle_seconds: float = setting(
         values.seconds(60, 30 * 86_400), "3600", "An unused sign-in to the operators' page ends after this time."
     )

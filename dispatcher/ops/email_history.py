@@ -258,7 +258,8 @@ def _of_attempt(attempt: Attempt) -> Moment:
     seconds = (attempt.finished_at - attempt.started_at).total_seconds()
     answer = _joined(attempt.provider_code, attempt.error_type, attempt.error)
     what = f"attempt {attempt.attempt}: {attempt.outcome}"
-    return Moment(attempt.finished_at, what, _joined(f"{attempt.provider}, after {seconds:.3f} s", answer))
+    where = f"{attempt.provider}, after {seconds:.3f} s" + (f", by {attempt.worker}" if attempt.worker else "")
+    return Moment(attempt.finished_at, what, _joined(where, answer))
 
 
 def _of_event(event: ProviderEvent) -> Moment:

@@ -52,6 +52,32 @@ select email_id, recipients
 from dispatcher.email_content
 where {is_given};
 
+-- name: find_subjects
+-- The subject, the tags and the sender's domain of emails. No row for an email whose content was deleted.
+select email_id, left(subject, 200), tags, rtrim(substring(sender from '@([^@]*)$'), '> ')
+from dispatcher.email_content
+where {is_given};
+
+-- name: find_lines
+-- What a row of a list shows of emails, without their content.
+select
+    email_id, tenant_id, message_key, status, delivery, lane, coalesce(channel, 'email') as channel, error_type,
+    case when error_type is not null then last_error end as error, attempt_count, provider, created_at,
+    case when status = 'waiting' then wait_until end as due_at
+from dispatcher.email_log
+where {is_given};
+
+-- name: list_known_tenants
+-- Tenants that have settings, an API key, or one of the newest emails.
+select tenant_id
+from (
+    select tenant_id from (select tenant_id from dispatcher.email_log order by email_id desc limit 5000) as newest
+    union select tenant_id from dispatcher.tenant_limit
+    union select tenant_id from dispatcher.api_key where tenant_id is not null
+) as known
+order by tenant_id
+limit 500;
+
 -- name: find_recipient_hashes
 -- The first 6 bytes of the hash of each recipient, also of emails whose content was deleted. Takes some milliseconds per
 -- email in a large table, because the index is small and inexact. No row: the recipient was erased.

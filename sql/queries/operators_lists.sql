@@ -20,6 +20,7 @@ wanted as (
     join dispatcher.email_log as e on e.email_id = x.email_id
     where (%(provider)s::text is null or x.provider = %(provider)s)
         and (%(kind)s::text is null or x.kind = %(kind)s)
+        and (%(bounce)s::text is null or x.bounce = %(bounce)s)
         and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
     order by x.received_at desc, x.email_id desc, x.event_key desc
     limit %(limit)s

@@ -43,6 +43,9 @@ PAGES = (
     "/captured/{captured}",
     "/captured/{captured}?view=source",
     "/captured/{captured_hostile}?view=html",
+    "/emails?status=failed&since=1h&limit=25",
+    "/dead-letters?status=failed&unknown=1",
+    "/audit?since=7d",
 )
 """Every page, as a path below the operators' page. A name in braces is a key of the ids of `tests.browser.dataset`."""
 
@@ -160,3 +163,38 @@ def test_a_refresh_keeps_focus_scroll_selection_and_typed_text(tab: Tab, ids: Id
 
     assert page.evaluate(look) == before
     assert before[1:] == ["find", "order-10", 2, 1]
+
+
+def test_shortcuts_lead_to_lists_through_their_rows_and_to_the_search(tab: Tab, ids: Ids) -> None:
+    page = tab.go("/")
+    page.keyboard.type("ge")
+    page.wait_for_url("**/emails")
+    for key in "jjk":
+        page.keyboard.press(key)
+    row = page.locator("tbody tr", has=page.locator("a.key:focus"))
+    assert row.evaluate("(row) => row.rowIndex") == 1
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/emails/*")
+    page.keyboard.type("/jo")
+    assert page.evaluate("document.activeElement.id + document.activeElement.value") == "findjo"
+    page.locator("h1").click()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Shortcuts")).to_be_visible()
+    assert tab.barriers() == []
+    page.keyboard.press("Escape")
+    page.keyboard.type("gd")
+    page.wait_for_url("**/dead-letters?status=failed")
+
+
+def test_times_are_in_the_browsers_zone_or_in_utc_as_the_visitor_chooses(tab: Tab, ids: Ids) -> None:
+    page = tab.go("/emails/{failed}".format(**ids))
+    first, zone = page.locator(".timeline time").first, page.locator("#zone")
+    own = first.inner_text()
+    expect(zone).to_have_text("Europe/Berlin")
+    page.get_by_role("button", name="Use UTC").click()
+    expect(zone).to_have_text("UTC")
+    assert first.inner_text() != own
+    tab.go("/emails")
+    expect(zone).to_have_text("UTC")
+    page.get_by_role("button", name="Use Europe/Berlin").click()
+    expect(zone).to_have_text("Europe/Berlin")

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from dispatcher.actions import audit, domains
+from dispatcher.actions import domains
 from dispatcher.api.ops_page import (
+    audit,
     batches,
     captured,
     dead_letters,
@@ -68,7 +69,7 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     partial(face.pages, path="/domains", actions=domains.ACTIONS, about=domains.__doc__),
     pauses.routes,
     keys.routes,
-    partial(face.pages, path="/audit", actions=audit.ACTIONS, about=audit.__doc__),
+    audit.routes,
     captured.routes,
 )
 

@@ -6,7 +6,7 @@ emails, says how many are left, and offers to go on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,11 +21,11 @@ from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.runner import of_tenant, preview, run_batch, select
 from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.api.ops_page import face, fields
-from dispatcher.api.ops_page.email_decisions import with_zone
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
+from dispatcher.api.ops_page.zones import with_zone, zone_of
 from dispatcher.domain.scrub import scrub
 
 BATCHES: Final[tuple[type[Batch], ...]] = (DiscardDead, Confirm, Release, Cancel, Reschedule)
@@ -53,13 +53,12 @@ class _BatchPages:
     async def ask(self, request: Request, visitor: Visitor) -> Response:
         """The dry run: how many emails are selected, and a form that asks for the reason."""
         require_operate(visitor)
-        given = dict(request.query_params) | {"email_ids": ",".join(request.query_params.getlist("email_ids"))}
-        return await self._dry_run(request, visitor, given)
+        return await self._dry_run(request, visitor, fields.chosen(request))
 
     async def change(self, request: Request, visitor: Visitor, form: Form) -> Response:
         """Changes at most MOST of the emails, unless more are selected now than the dry run showed."""
         try:
-            asked = self._asked(visitor, form, has_reason=True)
+            asked = self._asked(request, visitor, form, (*self.action.one_of, "reason"))
         except Mistakes as error:
             return await self._dry_run(request, visitor, form, face.words_of(error), 400)
         judged: list[Judged] = []
@@ -83,42 +82,43 @@ class _BatchPages:
         mistake: str | None = None,
         status: int = 200,
     ) -> Response:
+        # A dry run needs no reason and no time.
+        free = {"reason": "a dry run", **dict.fromkeys(self.action.one_of[-1:], "true")}
         try:
-            asked = self._asked(visitor, given)
+            asked = self._asked(request, visitor, {**self._typed(given), **free}, free)
         except Mistakes as error:
             raise PageError(400, face.words_of(error), "Go back, and correct the filter.") from None
         async with self.site.session() as session:
             groups = await preview(session, asked, most=MOST + 1)
-        return await self._page(request, visitor, given, groups=groups, mistake=mistake, status=status)
+            lines = await self.site.lines(session, [email_id for each in groups for email_id in each.ids])
+        return await self._page(request, visitor, given, groups=groups, lines=lines, mistake=mistake, status=status)
 
     async def _page(
         self, request: Request, visitor: Visitor, given: Mapping[str, str], *, status: int = 200, **values: Any
     ) -> Response:
-        names = (*self.action.filters, "tenant_id", "email_ids")
+        known: dict[str, Any] = {"groups": [], "lines": [], "outcome": None, "mistake": None, "most": MOST}
         return await self.site.page(
             request,
             visitor,
             "batch.html",
             status=status,
             action=self.action,
-            typed={name: given[name] for name in names if given.get(name, "").strip()},
+            typed=self._typed(given),
             given=given,
-            most=MOST,
-            **{"groups": [], "outcome": None, "mistake": None} | values,
+            **known | values,
         )
 
-    def _asked(self, visitor: Visitor, given: Mapping[str, str], *, has_reason: bool = False) -> Batch:
-        """The change of these emails, as the visitor may make it. Raises Mistakes."""
-        names = {*self.action.filters, "tenant_id", "email_ids"}
-        if has_reason:
-            names |= {*self.action.one_of, "reason"}
-        texts = {name: text for name in names if (text := given.get(name, "").replace("\0", "").strip())}
+    def _typed(self, given: Mapping[str, str]) -> dict[str, str]:
+        return fields.typed(given, (*self.action.filters, "tenant_id", "email_ids"))
+
+    def _asked(self, request: Request, visitor: Visitor, given: Mapping[str, str], more: Iterable[str]) -> Batch:
+        """The change of these emails, with `more` fields, as the visitor may make it. Raises Mistakes."""
+        zone = zone_of(request)
+        texts = fields.as_texts(self.action, self._typed(given) | fields.typed(given, more), zone)
+        if "send_at" in texts:
+            texts["send_at"] = with_zone(texts["send_at"], zone)
         if "reason" in texts:
             texts["reason"] = scrub(texts["reason"])
-        if "send_at" in texts:
-            texts["send_at"] = with_zone(texts["send_at"])
-        if not has_reason and self.action.one_of:
-            texts[self.action.one_of[-1]] = "true"
-        asked = read(self.action, {}, texts, is_reason_required=has_reason)
+        asked = read(self.action, {}, texts, is_reason_required=True)
         with face.tenant_errors(visitor):
             return of_tenant(asked, face.who(visitor))

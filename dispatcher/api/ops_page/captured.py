@@ -1,4 +1,4 @@
-"""The page "Try it", for development: messages that a capture provider wrote to a folder instead of delivering them."""
+"""The page Captured, for development: messages that a capture provider wrote to a folder instead of delivering them."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from dispatcher.actions.held import ListHeld
 from dispatcher.api.ops_page import face, fields
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.domain.failures import DeadGroup
 from dispatcher.store.failures import MOST_GROUPED, MOST_GROUPS, group_dead
 
@@ -31,8 +32,10 @@ def routes(site: Site) -> list[Route]:
         by = by if by in CAUSES and (by != "tenant" or visitor.tenant_id is None) else "cause"
         page, filters, mistake = await face.listed(site, ListDead, request, visitor)
         groups: list[DeadGroup] = []
+        async with site.session() as session:
+            lines = await site.lines(session, [each.email_id for each in page.rows])
         if page.rows and "after" not in filters:
-            asked = read(ListDead, {}, filters)
+            asked = read(ListDead, {}, fields.as_texts(ListDead, filters, zone_of(request)))
             wanted = asked.selected(tenant_id=visitor.tenant_id or asked.tenant_id)
             async with site.session() as session:
                 groups = await group_dead(session, wanted, by, limit=MOST_GROUPED, groups=MOST_GROUPS)
@@ -43,8 +46,9 @@ def routes(site: Site) -> list[Route]:
             status=200 if mistake is None else 400,
             listing=ListDead,
             page=page,
+            lines=lines,
             filters=filters,
-            typed={name: text for name, text in filters.items() if name != "after"},
+            typed={name: text for name, text in filters.items() if name not in ("after", "limit")},
             mistake=mistake,
             by=by,
             groups=[(each, _link(by, each)) for each in groups],
@@ -52,7 +56,25 @@ def routes(site: Site) -> list[Route]:
             most_grouped=MOST_GROUPED,
         )
 
-    return [site.get("/dead-letters", show), *face.pages(site, "/held", [ListHeld], "held.html")]
+    async def show_held(request: Request, visitor: Visitor) -> Response:
+        """The page with held emails, and what is known about each."""
+        page, filters, mistake = await face.listed(site, ListHeld, request, visitor)
+        async with site.session() as session:
+            lines = await site.lines(session, [each.email_id for each in page.rows])
+        return await site.page(
+            request,
+            visitor,
+            "held.html",
+            status=200 if mistake is None else 400,
+            listing=ListHeld,
+            page=page,
+            lines=lines,
+            held={each.email_id: each for each in page.rows},
+            filters=filters,
+            mistake=mistake,
+        )
+
+    return [site.get("/dead-letters", show), site.get("/held", show_held)]
 
 
 def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:

@@ -30,6 +30,7 @@ from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
+from dispatcher.api.ops_page.zones import with_zone, zone_of
 from dispatcher.domain.email_history import EmailRow, Moment, since
 from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState
 from dispatcher.domain.outcome import Reason
@@ -182,7 +183,8 @@ class _DecisionPages:
     async def decide(self, action: type[Change[Any]], request: Request, visitor: Visitor, form: Form) -> Response:
         """Carries out a decision, and redirects to the page of the email; or shows the content of the email."""
         texts = {name: form.get(name, "").strip() for name in action.one_of}
-        texts |= {"reason": scrub(form.get("reason", "")), "send_at": with_zone(texts.get("send_at", ""))}
+        send_at = with_zone(texts.get("send_at", ""), zone_of(request))
+        texts |= {"reason": scrub(form.get("reason", "")), "send_at": send_at}
         try:
             asked = read(action, {}, {name: text for name, text in texts.items() if text}, is_reason_required=True)
         except Mistakes as error:
@@ -246,15 +248,6 @@ class _DecisionPages:
         )
         response.headers.update(FRAMING)
         return response
-
-
-def with_zone(text: str) -> str:
-    """A time as it was typed, in UTC if it has no zone; any other text as it is."""
-    try:
-        given = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    return (given if given.tzinfo else given.replace(tzinfo=UTC)).isoformat()
 
 
 async def _carry_out(session: AsyncSession, asked: Change[Any], email: EmailRow, act: Act) -> tuple[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
 from dispatcher.actions.action import Mistakes, read
 from dispatcher.actions.emails import ListEmails
+from dispatcher.api.ops_page import fields
 from dispatcher.domain.address import parse_address
 
 MAX_CHARACTERS: Final = 998
@@ -60,12 +62,12 @@ class SearchForm:
     @property
     def parameters(self) -> dict[str, str]:
         """The parameters of this search's URL, without its cursor."""
-        return {name: text for name, text in self.typed.items() if text and name != "after"}
+        return {name: text for name, text in self.typed.items() if name != "after"}
 
     def wanted(self, kind: By) -> ListEmails:
         """The search for emails that match both the filters and the text, which is of this kind."""
-        fields = {By.RECIPIENT: "recipient", By.DOMAIN: "domain", By.CORRELATION: "correlation_id"}
-        return self.filters.but(**{fields[kind]: self.text.removeprefix("@") if kind is By.DOMAIN else self.text})
+        names = {By.RECIPIENT: "recipient", By.DOMAIN: "domain", By.CORRELATION: "correlation_id"}
+        return self.filters.but(**{names[kind]: self.text.removeprefix("@") if kind is By.DOMAIN else self.text})
 
 
 def guess(text: str) -> tuple[By, ...]:
@@ -102,14 +104,14 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def read_form(given: Mapping[str, str], *, tenant_id: str | None) -> SearchForm:
+def read_form(given: Mapping[str, str], *, tenant_id: str | None, zone: tzinfo = UTC) -> SearchForm:
     """Reads the parameters of a URL. Ignores unknown parameters, and the tenant if the visitor has one of its own."""
-    own = {"limit"} if tenant_id is None else {"limit", "tenant_id"}
-    names = [name for name in ListEmails.fields if name not in own]
-    typed = {name: given.get(name, "")[: MAX_CHARACTERS + 1].strip() for name in ("q", "by", *names)}
-    text, chosen, errors, filters = typed["q"], typed["by"] or By.ANYTHING.value, {}, ListEmails()
+    names = [name for name in ListEmails.fields if tenant_id is None or name != "tenant_id"]
+    typed = {name: text[: MAX_CHARACTERS + 1] for name, text in fields.typed(given, ("q", "by", *names)).items()}
+    text, chosen, errors, filters = typed.get("q", ""), typed.get("by", By.ANYTHING.value), {}, ListEmails()
+    texts = {name: text for name, text in typed.items() if name in names}
     try:
-        filters = read(ListEmails, {}, {name: typed[name] for name in names if typed[name]})
+        filters = read(ListEmails, {}, fields.as_texts(ListEmails, texts, zone))
         filters.check(None)
     except Mistakes as error:
         errors = {each.field: f"{each.rule}." for each in error.mistakes}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -18,18 +18,36 @@ from dispatcher.actions.unsent import Cancel
 from dispatcher.api.ops_page import email_decisions
 from dispatcher.api.ops_page.email_decisions import done, find_choices, find_shown
 from dispatcher.api.ops_page.email_search import NAMES, By, SearchForm, as_id, read_form
+from dispatcher.api.ops_page.fields import note_unknown, typed
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
-from dispatcher.domain.email_history import columns, facts, since
+from dispatcher.api.ops_page.zones import zone_of
+from dispatcher.domain.email_history import facts, since
 from dispatcher.domain.status import FINISHED
 from dispatcher.domain.text import MAX_KEY_CHARACTERS
+from dispatcher.ops.email_lines import EmailLine
 from dispatcher.ops.names import find_by_key
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_email
 
-_IDS: Final = ("email", "message key", "correlation id", "provider's id", "trace")
+_IDS: Final = ("email", "message key", "correlation id", "provider's id", "trace", "Message-ID")
 """The facts by which other systems identify the email."""
+_TOLD: Final = frozenset(
+    {
+        *("tenant", "channel", "status", "status since", "delivery", "lane", "error type", "last error", "message key"),
+        *(
+            "enqueued",
+            "published",
+            "last leased",
+            "sent",
+            "dead letter published",
+            "dead letter discarded",
+            "not before",
+        ),
+    }
+)
+"""The facts that the head or the story of the email says."""
 _LETTERS: Final = re.compile(r"[a-z_]+")
 _TONES: Final[Mapping[str, frozenset[str]]] = {
     "bad": frozenset({"failed", "rejected", "bounced", "complained", "dead"}),
@@ -38,13 +56,6 @@ _TONES: Final[Mapping[str, frozenset[str]]] = {
 }
 """The CSS classes of moments in the timeline, and the words in `Moment.what` that select them. The first match is
 used."""
-_LABELS: Final[Mapping[str, str]] = {
-    "q": "Find",
-    "by": "as",
-    "after": "The link to this page",
-    **{name: each.label for name, each in ListEmails.fields.items() if name != "after"},
-}
-_AGES: Final = ("15m", "1h", "24h", "7d", "30d")
 
 
 @dataclass(slots=True)
@@ -57,6 +68,7 @@ class _Found:
     email_id: UUID | None = None
     named: dict[str, UUID] = field(default_factory=dict)
     page: FoundPage | None = None
+    lines: Sequence[EmailLine] = ()
     kind: By | None = None
     tried: list[By] = field(default_factory=list)
 
@@ -78,40 +90,40 @@ class _EmailPages:
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
         """The page with the search and its results. If the text identifies only one email, redirects to the email."""
-        form = read_form(request.query_params, tenant_id=visitor.tenant_id)
+        note_unknown(request, ("q", "by", *ListEmails.fields))
+        form = read_form(request.query_params, tenant_id=visitor.tenant_id, zone=zone_of(request))
         found = _Found()
         if not form.errors:
             async with self.site.session() as session:
                 found = await _look_up(session, form)
+                if found.page is not None:
+                    found.lines = await self.site.lines(session, [each.id for each in found.page.rows])
         if found.email_id is not None:
             return self.site.see_other(f"/emails/{found.email_id}")
-        pinned = form.parameters | ({"by": found.kind.value} if found.kind else {})
-        cursor = found.page.next if found.page else None
-        settings = self.site.settings
+        shown = [each for name, each in ListEmails.fields.items() if name not in ("after", "limit")]
         return await self.site.page(
             request,
             visitor,
             "emails.html",
             status=400 if form.errors else 200,
             form=form,
-            labels=_LABELS,
-            filters=[each for name, each in ListEmails.fields.items() if name in form.typed and name != "after"],
-            suggested={"provider": settings.providers, "lane": list(settings.lanes), "created_from": _AGES},
-            has_filters=len(form.parameters.keys() - {"q", "by"}),
+            filters=[each for each in shown if visitor.tenant_id is None or each.name != "tenant_id"],
+            has_filters=len(form.parameters.keys() - {"q", "by", "limit"}),
             kinds={kind.value: name for kind, name in NAMES.items() if kind is not By.ANYTHING},
             named=found.named,
             page=found.page,
+            lines=found.lines,
             caption=_caption(found),
             unsent=_unsent(form),
             tried=[NAMES[kind] for kind in found.tried],
-            newest=self.site.url("/emails", **pinned) if form.typed["after"] else None,
-            next=self.site.url("/emails", **pinned, after=cursor) if cursor else None,
+            by=found.kind.value if found.kind else form.typed.get("by"),
         )
 
     async def by_key(self, request: Request, visitor: Visitor) -> Response:
         """Redirects from a message key to its email, or to the search if several tenants have the key."""
         key = request.path_params["message_key"]
-        tenant_id = visitor.tenant_id if visitor.tenant_id is not None else request.query_params.get("tenant_id")
+        asked = typed(request.query_params, ["tenant_id"]).get("tenant_id")
+        tenant_id = asked if visitor.tenant_id is None else visitor.tenant_id
         if not key.isprintable() or len(key) > MAX_KEY_CHARACTERS or not (tenant_id or "").isprintable():
             raise not_found("email")
         async with self.site.session() as session:
@@ -128,7 +140,7 @@ class _EmailPages:
         async with self.site.session() as session:
             history = await find_shown(self.site, session, request, visitor)
             choices, why = await find_choices(session, history.email)
-        (_, *tables) = history.tables.items()
+            (line,) = await self.site.lines(session, [history.email.email_id])
         return await self.site.page(
             request,
             visitor,
@@ -142,9 +154,9 @@ class _EmailPages:
             done=done(request, visitor, history),
             timeline=history.timeline,
             tone=_tone,
-            facts=facts(history.email),
+            line=line,
+            facts={name: value for name, value in facts(history.email).items() if name not in _TOLD},
             ids=_IDS,
-            tables=[(heading, *columns(map(asdict, rows))) for heading, rows in tables[:2]],
             recipients=history.recipients or [],
             is_live=history.email.status not in FINISHED,
         )

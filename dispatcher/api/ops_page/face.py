@@ -17,11 +17,12 @@ from starlette.routing import Route
 from dispatcher.actions.action import Action, Change, Mistakes, Page, Reach, Refused, label, path_of, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.runner import Face, Who, run
-from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, parameter
+from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, as_texts, note_unknown, parameter, typed
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.zones import zone_of
 
 R = TypeVar("R")
 
@@ -108,6 +109,7 @@ async def listed(
     request: Request,
     visitor: Visitor,
     form: Mapping[str, str] | None = None,
+    most: int | None = None,
 ) -> tuple[Page[Any], Mapping[str, str], Mistake | None]:
     """The rows that the filter in the URL selects, the filter as it was typed, and its mistakes if there are any.
 
@@ -115,12 +117,14 @@ async def listed(
 
     Args:
         form: The filter, if it is not in the URL: addresses are only in the bodies of requests.
+        most: The most rows that are read; None for the rows of a page.
     """
-    given = {name: parameter(request, name) if form is None else form.get(name, "") for name in listing.fields}
-    filters = {name: text for name, text in given.items() if text.strip()}
+    filters = typed(request.query_params if form is None else form, listing.fields)
+    if form is None:
+        note_unknown(request, listing.fields)
     try:
-        asked = read(listing, {}, filters)
-        found = await rows(site, asked, visitor)
+        asked = read(listing, {}, as_texts(listing, filters, zone_of(request)))
+        found = await rows(site, asked if most is None else asked.but(limit=most), visitor)
     except Mistakes as error:
         return Page([], None), filters, Mistake(words_of(error))
     return (found if isinstance(found, Page) else Page(found, None)), filters, None

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import re
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions.action import cell, label, path_of
+from dispatcher.api.ops_page.fields import page_name
 from dispatcher.api.ops_page.forms import CSRF_FIELD
 from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
+from dispatcher.api.ops_page.zones import in_zone, zone_of
 from dispatcher.domain.email_history import EmailRow
 from dispatcher.domain.event import Delivery
 from dispatcher.domain.listed_email import ListedEmail
@@ -24,8 +28,9 @@ from dispatcher.ops.email_history import DOUBTS
 from dispatcher.version import VERSION
 
 REFRESH_SECONDS: Final = 5
-_TIME: Final = Markup('<time datetime="{}" title="{}">{}</time>')
-_AGE: Final = Markup('<time datetime="{}" title="{}" data-age>{}</time>')
+NONE: Final = "\N{EN DASH}"
+"""What is shown in place of nothing."""
+_TIME: Final = Markup('<time datetime="{}" title="{}"{}>{}</time>')
 _COPY: Final = Markup(
     '<span class="copyable"><code>{}</code>'
     '<button type="button" class="copy" data-copy="{}" aria-label="Copy {}" title="Copy"></button></span>'
@@ -33,8 +38,10 @@ _COPY: Final = Markup(
 _CSRF: Final = Markup('<input type="hidden" name="{}" value="{}">')
 _REFRESH: Final = Markup(
     'id="{0}" data-refresh hx-get="{1}" hx-trigger="every {2}s, refresh" hx-select="#{0}" hx-target="this" '
-    'hx-swap="outerMorph" hx-select-oob="#paused-band:outerMorph" hx-sync="this:drop"'
+    'hx-swap="outerMorph" hx-select-oob="#paused-band:outerMorph,#failure-count:outerMorph" hx-sync="this:drop"'
 )
+_ACTOR: Final = re.compile(r"(?:api key|openid) \S+ \((.+)\)")
+_SPAN: Final = Markup('<span title="{}">{}</span>')
 _BADGE: Final = Markup('<span class="{}">{}</span>')
 _DELIVERY_TONES: Final = {Delivery.DELAYED: "warn", Delivery.UNSUBSCRIBED: "quiet"}
 _TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -63,10 +70,13 @@ class Rendering:
             label=label,
             cell=cell,
             path_of=path_of,
+            page_name=page_name,
         )
         self._environment.filters.update(
             time=time,
             age=age,
+            actor=actor,
+            offset=offset,
             number=number,
             copy=lambda value: _COPY.format(value, value, value),
             duration=duration,
@@ -85,12 +95,12 @@ class Rendering:
             return _REFRESH.format(name, self._path + below + query, REFRESH_SECONDS)
 
         csrf = Markup() if csrf_token is None else _CSRF.format(CSRF_FIELD, csrf_token)
-        values |= {"csrf": csrf, "refresh": refresh, "rendered_at": datetime.now(UTC)}
+        values |= {"csrf": csrf, "refresh": refresh, "rendered_at": datetime.now(UTC), "zone": zone_of(request)}
         return self._environment.get_template(template).render(values)
 
     def url(self, path: str, **parameters: object) -> str:
         """A link to a path below the prefix of all pages. Leaves out parameters that are None or empty."""
-        given = [(name, value) for name, value in parameters.items() if value is not None and value != ""]
+        given = [(page_name(name), value) for name, value in parameters.items() if value is not None and value != ""]
         return self._path + path + (f"?{urlencode(given, doseq=True)}" if given else "")
 
 
@@ -98,23 +108,44 @@ rendering: Final = cache(Rendering)
 """The templates for pages below a path. Cached, because compiling a template takes tens of milliseconds."""
 
 
-def time(at: datetime | None) -> Markup | str:
-    """The HTML of an instant, in UTC. The page's script changes it to the browser's time zone."""
-    if at is None:
-        return "-"
-    utc = at.astimezone(UTC)
-    text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
-    return _TIME.format(f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", text, text)
+@pass_context
+def time(context: Context, at: datetime | None) -> Markup | str:
+    """The HTML of an instant, in the visitor's zone. The title has it in UTC, too."""
+    return NONE if at is None else _instant(at, context["zone"])
 
 
-def age(at: datetime | None) -> Markup | str:
+@pass_context
+def age(context: Context, at: datetime | None) -> Markup | str:
     """How long ago an instant was, such as `3 min ago`, or how far in the future it is, such as `in 2 h`."""
     if at is None:
-        return "-"
-    utc = at.astimezone(UTC)
-    seconds = (datetime.now(UTC) - utc).total_seconds()
-    text = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
-    return _AGE.format(f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", f"{utc:%Y-%m-%d %H:%M:%S} UTC", text)
+        return NONE
+    seconds = (datetime.now(UTC) - at).total_seconds()
+    length = duration(abs(seconds), parts=1)
+    text = "now" if abs(seconds) < 1 else f"{length} ago" if seconds > 0 else f"in {length}"
+    return _instant(at, context["zone"], text)
+
+
+def _instant(at: datetime, zone: tzinfo, text: str = "", *, is_age: bool = True) -> Markup:
+    utc, own = at.astimezone(UTC), f"{in_zone(at, zone):%Y-%m-%d %H:%M:%S}"
+    title = f"{utc:%Y-%m-%d %H:%M:%S} UTC" if zone is UTC else f"{own} ({utc:%Y-%m-%d %H:%M:%S} UTC)"
+    return _TIME.format(
+        f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", title, Markup(" data-age") if text and is_age else "", text or own
+    )
+
+
+@pass_context
+def offset(context: Context, at: datetime, first: datetime) -> Markup:
+    """How long after an earlier instant an instant was, such as `+41 ms`; the instant itself, if they are the same."""
+    seconds = (at - first).total_seconds()
+    return _instant(at, context["zone"], f"+{duration(seconds)}" if seconds > 0 else "", is_age=False)
+
+
+def actor(name: str) -> Markup:
+    """Who acted: the name of a key's or an account's owner, with the whole actor in the title."""
+    found = _ACTOR.fullmatch(name)
+    return (
+        _SPAN.format(visible(name[:200]), plain(found[1], 60, opens=False)) if found else plain(name, 120, opens=False)
+    )
 
 
 def state(email: ListedEmail | EmailRow, size: str = "") -> Markup:
@@ -127,36 +158,36 @@ def state(email: ListedEmail | EmailRow, size: str = "") -> Markup:
     return Markup(" ").join(_BADGE.format(f"badge {size} {tone}".replace("  ", " "), words) for tone, words in badges)
 
 
-def duration(value: float | timedelta | None) -> str:
-    """A number of seconds in its two largest units, such as `3 min 20 s`."""
+def duration(value: float | timedelta | None, parts: int = 2) -> str:
+    """A number of seconds in its largest units, such as `3 min 20 s`."""
     if value is None:
-        return "-"
+        return NONE
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms" if seconds > 0 else "0 s"
-    left, parts = round(seconds), []
+    left, found = round(seconds), list[str]()
     for size, unit in _UNITS:
         count, left = divmod(left, size)
         if count:
-            parts.append(f"{count} {unit}")
-        elif parts:
+            found.append(f"{count} {unit}")
+        elif found:
             break
-        if len(parts) == 2:
+        if len(found) == parts:
             break
-    return " ".join(parts)
+    return " ".join(found)
 
 
 def number(value: float | None) -> str:
     """A number with separators, such as 1,234,567."""
     if value is None:
-        return "-"
+        return NONE
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
 def byte_count(value: int | None) -> str:
     """A size, such as `64 kB`."""
     if value is None:
-        return "-"
+        return NONE
     size, unit = float(value), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 1000:

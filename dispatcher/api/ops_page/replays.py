@@ -18,7 +18,8 @@ from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.domain.failures import DEFAULT_PER_SECOND, Replay
+from dispatcher.api.ops_page.zones import zone_of
+from dispatcher.domain.failures import DEFAULT_PER_SECOND, ItemOutcome, Replay
 from dispatcher.ops import replaying
 from dispatcher.ops.email_history import AN_OPERATOR
 from dispatcher.store.failures import MOST_GROUPED, MOST_GROUPS, group_dead
@@ -69,12 +70,13 @@ def routes(site: Site) -> list[Route]:
     async def preview(request: Request, visitor: Visitor) -> Response:
         """The page with the dry run of a filter."""
         require_operate(visitor)
-        return await _dry_run(site, request, visitor, request.query_params)
+        fields.note_unknown(request, (*CreateReplay.filters, "tenant_id"))
+        return await _dry_run(site, request, visitor, fields.chosen(request))
 
     async def create(request: Request, visitor: Visitor, form: Form) -> Response:
         """Starts a replay, unless its filter now selects more emails than the dry run showed."""
         try:
-            asked = _asked(visitor, form, "per_second", "reason")
+            asked = _asked(request, visitor, form, "per_second", "reason")
             if (shown := fields.counted(form.get("shown", ""))) is None:
                 return await _dry_run(site, request, visitor, form, _NOT_SHOWN, 400)
             replay = await site.jobs.create_replay(
@@ -110,11 +112,12 @@ async def _dry_run(
     mistake: str | None = None,
     status: int = 200,
 ) -> Response:
-    asked = _asked(visitor, given)
+    asked = _asked(request, visitor, given)
     wanted = asked.selected()
     async with site.session() as session:
         preview = await replaying.preview(session, wanted, include_held=asked.include_held)
         causes = await group_dead(session, wanted, "cause", limit=MOST_GROUPED, groups=MOST_GROUPS)
+        lines = await site.lines(session, preview.samples.get(ItemOutcome.REPLAYED, []))
         overlaps = await replaying.overlaps(session, wanted) if visitor.tenant_id is None else []
     return await site.page(
         request,
@@ -124,6 +127,7 @@ async def _dry_run(
         action=CreateReplay,
         preview=preview,
         causes=causes,
+        lines=lines,
         overlaps=overlaps,
         include_held=asked.include_held,
         typed=_typed(given),
@@ -135,11 +139,10 @@ async def _dry_run(
 
 def _typed(given: Mapping[str, str]) -> dict[str, str]:
     """The fields of the filter, as they were typed."""
-    names = (*CreateReplay.filters, "tenant_id")
-    return {name: text for name in names if (text := given.get(name, "").replace("\0", "").strip())}
+    return fields.typed(given, (*CreateReplay.filters, "tenant_id", "email_ids"))
 
 
-def _asked(visitor: Visitor, given: Mapping[str, str], *more: str) -> CreateReplay:
+def _asked(request: Request, visitor: Visitor, given: Mapping[str, str], *more: str) -> CreateReplay:
     """The replay of a filter. A visitor of one tenant replays only emails of this tenant.
 
     Args:
@@ -150,8 +153,9 @@ def _asked(visitor: Visitor, given: Mapping[str, str], *more: str) -> CreateRepl
         PageError: A field of the filter is wrong, or the visitor may not see the tenant.
     """
     others = {name: text for name in more if (text := given.get(name, "")).strip()}
+    texts = fields.as_texts(CreateReplay, _typed(given), zone_of(request)) | others
     try:
-        asked = read(CreateReplay, {}, _typed(given) | others, is_reason_required="reason" in more)
+        asked = read(CreateReplay, {}, texts, is_reason_required="reason" in more)
     except Mistakes as error:
         if {each.field for each in error.mistakes} <= set(more):
             raise Mistake(face.words_of(error)) from None

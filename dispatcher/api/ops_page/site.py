@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from datetime import tzinfo
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -14,20 +16,25 @@ from starlette.routing import Route
 from dispatcher.api.access import AccessControl
 from dispatcher.api.fair_limiter import FairTurns
 from dispatcher.api.operator_jobs import OperatorJobs
+from dispatcher.api.ops_page.fields import PAGE_SIZES
 from dispatcher.api.ops_page.forms import Form, KeptForm, read_form
 from dispatcher.api.ops_page.origins import is_cross_site, is_for_loopback, is_secure
 from dispatcher.api.ops_page.page_errors import PageError, page_error_of
 from dispatcher.api.ops_page.rendering import rendering
 from dispatcher.api.ops_page.sessions import Sessions, csrf_token
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
+from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause, seen_by
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.ops.email_lines import EmailLine, find_lines
 from dispatcher.ops.shared_reading import SharedReading
 from dispatcher.providers.capture import NAME as CAPTURE
 from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.controls import list_pauses
+from dispatcher.store.emails import list_known_tenants
+from dispatcher.store.figures import BoundedCount, count_for_overview
 
 Handler = Callable[[Request, Visitor], Awaitable[Response]]
 FormHandler = Callable[[Request, Visitor, Form], Awaitable[Response]]
@@ -38,10 +45,16 @@ WAIT_SECONDS: Final = 2.0
 """How long a request waits for its turn before it gets a page that asks the visitor to try again."""
 PAUSES_SECONDS: Final = 1.0
 """How long all pages share one reading of the pauses."""
+TENANTS_SECONDS: Final = 60.0
+"""As `PAUSES_SECONDS`, for the tenants that filters suggest."""
+COUNT_SECONDS: Final = 5.0
+"""As `PAUSES_SECONDS`, for the counts in the navigation."""
 STRANGERS: Final = " "
 """In whose name requests take turns until their visitor is known. No tenant and no actor has this name."""
 MAX_PARTS: Final = 256
-"""The most rendered `<main>` elements that are kept for refreshes. They are kept by URL and tenant."""
+"""The most rendered `<main>` elements that are kept for refreshes. They are kept by URL, tenant and time zone."""
+MAX_TRAIL: Final = 20
+"""How many pages of a list a visitor can go back. The address has their cursors."""
 PATH: Final = "/ops"
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
@@ -56,29 +69,46 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "X-Robots-Tag": "noindex",
 }
-# For each entry of the navigation: its path, its label, and whether only visitors who see all tenants may see the page.
-_ENTRIES: Final = (
-    ("/", "Overview", False),
-    ("/emails", "Emails", False),
-    ("/dead-letters", "Dead letters", False),
-    ("/held", "Held", False),
-    ("/poison", "Poison", True),
-    ("/replays", "Replays", False),
-    ("/suppressions", "Suppressions", False),
-    ("/events", "Events", False),
-    ("/webhooks", "Webhooks", False),
-    ("/lanes", "Lanes and tenants", True),
-    ("/domains", "Domains", True),
-    ("/pauses", "Pauses", False),
-    ("/keys", "Keys", True),
-    ("/audit", "Audit", True),
-)
+# For each entry of the navigation: its tabs. For each tab: its path, its label, and whether only visitors who see all
+# tenants may see the page.
+_ENTRIES: Final[Mapping[str, Sequence[tuple[str, str, bool]]]] = {
+    "Overview": [("/", "Overview", False)],
+    "Emails": [("/emails", "Emails", False)],
+    "Failures": [
+        ("/dead-letters", "Failed", False),
+        ("/held", "Held", False),
+        ("/poison", "Poison", True),
+        ("/replays", "Replays", False),
+    ],
+    "Events": [("/events", "Events", False)],
+    "Suppressions": [("/suppressions", "Suppressions", False)],
+    "Settings": [
+        ("/pauses", "Pauses", False),
+        ("/lanes", "Lanes and tenants", True),
+        ("/domains", "Domains", True),
+        ("/webhooks", "Webhooks", False),
+        ("/keys", "Keys", True),
+        ("/audit", "Audit", True),
+    ],
+}
+_COUNTED: Final = {"/dead-letters": "dead_letters", "/held": "held"}
+_NOTHING: Final = BoundedCount(0)
 
 
-class _Entry(NamedTuple):
+class _Tab(NamedTuple):
     path: str
     label: str
     is_current: bool  # whether the visitor is on this page, or on a page below it
+    emails: BoundedCount | None = None
+
+
+class _Entry(NamedTuple):
+    label: str
+    tabs: Sequence[_Tab]
+
+    @property
+    def is_current(self) -> bool:
+        return any(tab.is_current for tab in self.tabs)
 
 
 class Site:
@@ -96,14 +126,20 @@ class Site:
         self.sessions = Sessions(settings, access, pool, self.path)
         self.pool = pool
         self.pauses = SharedReading(lambda: list_pauses(pool), fresh_seconds=PAUSES_SECONDS)
+        self.tenants = SharedReading(lambda: list_known_tenants(pool), fresh_seconds=TENANTS_SECONDS)
         self.resources = AsyncExitStack()
         self._turns = FairTurns(CONCURRENT_PAGES, seconds=WAIT_SECONDS)
-        self._parts: dict[tuple[str, str, str | None], tuple[object, Sequence[Pause], str]] = {}
+        self._parts: dict[tuple[str, str, str | None, tzinfo], tuple[object, object, str]] = {}
+        self._counted: dict[str | None, SharedReading[Mapping[str, BoundedCount]]] = {}
         self._rendering = rendering(self.path)
 
     def session(self) -> AbstractAsyncContextManager[AsyncSession]:
         """A database session whose statements time out after two seconds. Database errors become error pages."""
         return session(self.pool)
+
+    async def lines(self, session: AsyncSession, email_ids: Sequence[UUID]) -> list[EmailLine]:
+        """The rows of a list of these emails."""
+        return await find_lines(session, email_ids, self.settings.ops_subject)
 
     def get(self, path: str, handler: Handler) -> Route:
         """The route of a page that every signed-in visitor may see. `path` is below `site.path`."""
@@ -187,30 +223,48 @@ class Site:
         """Renders a template: the whole page, or only its <main> if htmx refreshes a part of it.
 
         `shared` is the object that <main> shows, if all visitors who see the same tenant get the same <main>. A refresh
-        renders <main> again only if this object or the pauses have changed. None: each refresh renders <main>.
+        renders <main> again only if this object, the pauses or the counts have changed. None: each refresh renders it.
         """
         paused: Sequence[Pause] = []
         # Without PostgreSQL, show no pauses: an error here would prevent the page that reports it.
+        tenants: list[str] = []
         with suppress(StoreUnavailable):
+            tenants = await self.tenants.fresh() if visitor is not None and visitor.tenant_id is None else []
             paused = [] if visitor is None else seen_by(await self.pauses.fresh(), visitor.tenant_id)
+        counts = {} if visitor is None else await self._counts(visitor)
         is_part = "hx-request" in request.headers
+        settings = self.settings
+        values["known"] = {
+            "provider": settings.providers,
+            "lane": settings.lanes,
+            "channel": ("email", "sms"),
+            "tenant_id": tenants,
+        }
         if shared is None or visitor is None or not is_part:
-            html = self._render(request, visitor, template, paused, is_part=is_part, **values)
+            html = self._render(request, visitor, template, paused, counts, is_part=is_part, **values)
         else:
-            place = request.url.path, request.url.query, visitor.tenant_id
-            of, with_paused, html = self._parts.get(place, (None, paused, ""))
-            if of is not shared or with_paused != paused:
-                html = self._render(request, visitor, template, paused, is_part=True, **values)
+            place = request.url.path, request.url.query, visitor.tenant_id, zone_of(request)
+            around = (paused, counts)
+            of, with_around, html = self._parts.get(place, (None, around, ""))
+            if of is not shared or with_around != around:
+                html = self._render(request, visitor, template, paused, counts, is_part=True, **values)
                 if len(self._parts) >= MAX_PARTS:
                     self._parts.clear()
-                self._parts[place] = shared, paused, html
+                self._parts[place] = shared, around, html
         response = Response(html, status, media_type="text/html")
         if (new_token := self.sessions.new_token(request)) is not None:
             self.sessions.send_token(request, response, new_token)
         return response
 
     def _render(
-        self, request: Request, visitor: Visitor | None, template: str, paused: Sequence[Pause], **values: Any
+        self,
+        request: Request,
+        visitor: Visitor | None,
+        template: str,
+        paused: Sequence[Pause],
+        by_state: Mapping[str, BoundedCount],
+        /,
+        **values: Any,
     ) -> str:
         token = self.sessions.token(request)
         return self._rendering.render(
@@ -218,19 +272,43 @@ class Site:
             request=request,
             visitor=visitor,
             csrf_token=csrf_token(token) if token else None,
-            entries=[] if visitor is None else self._entries(visitor, _path_below(request, self.path)),
+            entries=[] if visitor is None else self._entries(visitor, _path_below(request, self.path), by_state),
+            failures=_sum(by_state.get(name, _NOTHING) for name in _COUNTED.values()),
             paused=paused,
+            trail=request.query_params.getlist("back")[-MAX_TRAIL:],
+            page_sizes=PAGE_SIZES,
+            filters_known=getattr(request.state, "filters", ()),
             can_sign_out=visitor is not None and not self.access.is_open,
             has_openid=self.settings.ops_oidc_issuer is not None,
             is_confidential=is_secure(request, self.settings.ops_url) or is_for_loopback(request),
             **values,
         )
 
-    def _entries(self, visitor: Visitor, path: str) -> list[_Entry]:
-        listed = [(own, label) for own, label, for_all in _ENTRIES if not for_all or visitor.tenant_id is None]
+    def _entries(self, visitor: Visitor, path: str, counts: Mapping[str, BoundedCount]) -> list[_Entry]:
+        def tabs(own: Sequence[tuple[str, str, bool]]) -> list[_Tab]:
+            return [
+                _Tab(at, label, path == at or path.startswith(f"{at}/"), counts.get(_COUNTED.get(at, "")))
+                for at, label, for_all in own
+                if not for_all or visitor.tenant_id is None
+            ]
+
+        entries = [_Entry(label, tabs(own)) for label, own in _ENTRIES.items()]
         if {CAPTURE, SMS_CAPTURE} & set(self.settings.providers) and visitor.tenant_id is None and visitor.may_act:
-            listed.append(("/captured", "Try it"))
-        return [_Entry(own, label, path == own or (own != "/" and path.startswith(f"{own}/"))) for own, label in listed]
+            entries.append(_Entry("Captured", tabs([("/captured", "Captured", True)])))
+        return entries
+
+    async def _counts(self, visitor: Visitor) -> Mapping[str, BoundedCount]:
+        """How many emails of each state the visitor may see; empty while this is not known."""
+        tenant_id = visitor.tenant_id
+        if tenant_id not in self._counted:
+            if len(self._counted) >= MAX_PARTS:
+                self._counted.clear()
+            self._counted[tenant_id] = SharedReading(
+                lambda: count_for_overview(self.pool, tenant_id=tenant_id, limit=1), fresh_seconds=COUNT_SECONDS
+            )
+        with suppress(DispatcherError):
+            return (await self._counted[tenant_id].get()).value
+        return {}
 
     def url(self, path: str, **parameters: object) -> str:
         """A link to a path below `site.path`. Leaves out parameters that are None or empty."""
@@ -275,6 +353,11 @@ def with_security_headers(response: Response) -> Response:
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
     return response
+
+
+def _sum(counts: Iterable[BoundedCount]) -> BoundedCount:
+    found = list(counts)
+    return BoundedCount(sum(each.emails for each in found), any(each.is_cut for each in found))
 
 
 def _path_below(request: Request, path: str) -> str:

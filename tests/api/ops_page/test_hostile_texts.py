@@ -42,7 +42,7 @@ _OWN: Final = re.compile(r"(?:/ops(?:[/?].*)?|#main)")
 _TAGS: Final = re.compile(
     "html|head|meta|title|link|script|body|a|header|div|button|span|form|label|input|nav|ul|ol|li|main|footer|h1|h2|h3"
     "|p|section|dl|dt|dd|table|caption|thead|tbody|tr|th|td|code|bdi|wbr|details|summary|time|strong|pre|datalist"
-    "|option|select|br|textarea"
+    "|option|select|br|textarea|dialog|kbd"
 )
 
 

@@ -1,5 +1,5 @@
-// The operators' page: times in the browser's zone, copying, and sections that refresh themselves. Everything also works
-// without this script, except refreshing and copying.
+// The operators' page: the browser's time zone, copying, shortcuts, and sections that refresh themselves. Everything else
+// works without this script; times are then in UTC.
 "use strict";
 
 (() => {
@@ -8,20 +8,42 @@
 
   // --- Times ---------------------------------------------------------------------------------------------------------
 
-  const two = (number) => String(number).padStart(2, "0");
+  // The server writes and reads times in the zone of this cookie: the browser's, or UTC if the visitor chose it.
+  const zone = root.dataset.zone;
+  const browserZone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+  const keptZone = () => /(?:^|; )dispatcher-ops-zone=([^;]*)/.exec(document.cookie)?.[1];
+  const zoneSwitch = document.getElementById("zone-switch");
 
-  // Such as 2026-11-24 01:02:03 in the browser's zone. The title shows UTC.
-  function localTime(at) {
-    const day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
-    return `${day} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  function keepZone(name) {
+    const secure = location.protocol === "https:" ? "; secure" : "";
+    document.cookie = `dispatcher-ops-zone=${name}; path=${root.dataset.path}; max-age=31536000; samesite=strict${secure}`;
+    return keptZone() === name;
   }
 
-  function showLocalTimes(within) {
-    for (const element of within.querySelectorAll("time[datetime]:not([data-age])")) {
-      const at = new Date(element.getAttribute("datetime"));
-      if (!Number.isNaN(at.getTime())) element.textContent = localTime(at);
+  if (![browserZone, "UTC"].includes(keptZone()) && keepZone(browserZone) && document.querySelector("main time")) location.reload();
+
+  if (zoneSwitch && browserZone !== "UTC") {
+    const other = keptZone() === "UTC" ? browserZone : "UTC";
+    zoneSwitch.textContent = `Use ${other}`;
+    zoneSwitch.hidden = false;
+    zoneSwitch.addEventListener("click", () => keepZone(other) && location.reload());
+  }
+
+  // Such as 2026-11-24 01:02:03: Swedish writes times as ISO 8601 does.
+  const localTime = (at) => at.toLocaleString("sv-SE", { timeZone: zone });
+
+  const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+  function showAges() {
+    for (const element of document.querySelectorAll("time[data-age]")) {
+      const seconds = (Date.now() - new Date(element.getAttribute("datetime"))) / 1000;
+      const [size, unit] = units.find(([each]) => Math.abs(seconds) >= each) ?? [1, "s"];
+      const length = `${Math.floor(Math.abs(seconds) / size)} ${unit}`;
+      element.textContent = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `${length} ago` : `in ${length}`;
     }
   }
+
+  setInterval(showAges, 30_000);
 
   // --- Copying -------------------------------------------------------------------------------------------------------
 
@@ -102,6 +124,7 @@
     return {
       width,
       height: height - 34, // the legend's height
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), zone),
       cursor: { y: false, drag: { x: false, y: false } },
       scales: { y: { range: (_plot, _low, high) => [0, uPlot.rangeNum(0, high || 1, 0.1, true)[1]] } },
       axes: [{ ...axis, space: 60, values: times }, { ...axis, size: 48, space: 32, values: (_plot, values) => values.map((value) => compact.format(value)) }],
@@ -165,10 +188,6 @@
     if (document.hidden || isPaused || selectsIn(ctx.sourceElement)) event.preventDefault();
   });
 
-  document.addEventListener("htmx:before:swap", (event) => {
-    for (const task of event.detail.tasks) showLocalTimes(task.fragment);
-  });
-
   document.addEventListener("htmx:after:swap", (event) => {
     if (event.detail.ctx.response?.status >= 400) return;
     updatedAt = new Date();
@@ -220,10 +239,59 @@
     htmx_before_morph_attr: (element, { attrName }) => !(attrName === "open" && /^(DETAILS|DIALOG)$/.test(element.tagName)),
   });
 
-  // On a narrow screen, the navigation scrolls sideways.
-  const current = document.querySelector(".main-nav [aria-current]");
-  current?.closest("ul").scrollTo({ left: current.offsetLeft - 40 });
-  showLocalTimes(document);
+  // --- Shortcuts -----------------------------------------------------------------------------------------------------
+
+  const shortcuts = document.getElementById("shortcuts");
+  const keysButton = document.getElementById("keys");
+  let previousKey = "";
+
+  function moveInList(step) {
+    const links = [...document.querySelectorAll("main tbody tr")].map((row) => row.querySelector("a.key, a[href]")).filter(Boolean);
+    const current = links.findIndex((link) => link.closest("tr").contains(document.activeElement));
+    links[current < 0 ? 0 : Math.min(Math.max(current + step, 0), links.length - 1)]?.focus();
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog[open]")) return;
+    const key = previousKey === "g" ? `g ${event.key}` : event.key;
+    const acts = {
+      "/": () => document.getElementById("find")?.focus(),
+      "g e": () => location.assign(`${root.dataset.path}emails`),
+      "g d": () => location.assign(`${root.dataset.path}dead-letters?status=failed`),
+      j: () => moveInList(1),
+      k: () => moveInList(-1),
+      "?": () => shortcuts?.showModal(),
+    };
+    previousKey = event.key;
+    if (!(key in acts)) return;
+    event.preventDefault();
+    acts[key]();
+  });
+
+  // Reason fields suggest the last reasons of this tab.
+  const reasons = JSON.parse(sessionStorage.getItem("ops-reasons") ?? "[]");
+  const reasonList = document.createElement("datalist");
+  reasonList.id = "last-reasons";
+  reasonList.append(...reasons.map((text) => new Option(text)));
+  document.body.append(reasonList);
+  for (const input of document.querySelectorAll("input[name=reason]")) input.setAttribute("list", reasonList.id);
+  document.addEventListener("submit", (event) => {
+    const text = event.target.elements.reason?.value.trim();
+    if (text) sessionStorage.setItem("ops-reasons", JSON.stringify([...new Set([text, ...reasons])].slice(0, 8)));
+  });
+
+  // From an email back to the search that led to it.
+  const back = document.querySelector("a[data-back]");
+  if (back && document.referrer.split("?")[0] === back.href) back.href = document.referrer;
+
+  if (keysButton) {
+    keysButton.hidden = false;
+    keysButton.addEventListener("click", () => shortcuts.showModal());
+  }
+
+  // On a narrow screen, the navigation scrolls sideways, and filters are folded.
+  if (matchMedia("(max-width: 600px)").matches) for (const each of document.querySelectorAll("details.filters")) each.open = false;
+  for (const current of document.querySelectorAll("nav [aria-current]")) current.closest("ul")?.scrollTo({ left: current.offsetLeft - 40 });
   showState();
   drawCharts();
 })();
