@@ -347,6 +347,11 @@ class Action(Generic[R_co]):
         """The rows without what a tenant may not see."""
         return rows
 
+    async def none_found(self, source: Any) -> str:
+        """What the command says if there are no rows, for an operator who sees all tenants."""
+        del source
+        return self.nothing
+
     async def after_commit(self, settings: Any) -> None:
         """Does what follows the commit of a change."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,9 @@ from dispatcher.cli.options import ACTOR
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
+
+if TYPE_CHECKING:
+    from dispatcher.store.connections import AsyncSession
 
 A = TypeVar("A", bound=Action[Any])
 
@@ -83,15 +86,19 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
     from dispatcher.actions.runner import Face, Who, run
 
     settings = load_settings("database_url")
+
+    async def act(session: AsyncSession) -> tuple[Any, str]:
+        found = await run(session, asked, Who(Face.COMMAND, actor), settings)
+        is_empty = action.is_list and not (found.rows if isinstance(found, Page) else found)
+        return found, await asked.none_found(session) if is_empty else ""
+
     with in_words(action):
         asked.check(settings)  # before the connection
-        result = run_with_session(
-            action.subject(), lambda session: run(session, asked, Who(Face.COMMAND, actor), settings), settings
-        )
+        result, nothing = run_with_session(action.subject(), act, settings)
     if as_json:
         print_json(document(action, result))
     elif action.is_list or not issubclass(action, Change):
-        _show(action, result if action.is_list else [result])
+        _show(action, result if action.is_list else [result], nothing)
     else:
         if action.secret:
             print_data(getattr(result, action.secret))
@@ -122,12 +129,12 @@ def in_words(action: type[Action[Any]]) -> Iterator[None]:
         raise click.UsageError("\n".join(words_of(action, each) for each in error.mistakes)) from None
 
 
-def _show(action: type[Action[Any]], result: Any) -> None:
+def _show(action: type[Action[Any]], result: Any, nothing: str) -> None:
     rows = result.rows if isinstance(result, Page) else result
     if rows:
         print_data("\n".join(_table(action, rows).lines()))
     else:
-        say(action.nothing)
+        say(nothing)
     if isinstance(result, Page) and result.next is not None:
         say(f"More rows follow. Add --after {result.next}")
 

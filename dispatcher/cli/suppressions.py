@@ -92,6 +92,9 @@ def _remove(
     emails were replayed.
     """
     asked = face.read_options(actions.RemoveSuppressions, given)
+    recipients = asked.recipients or ()
+    if not recipients and (replay or dry_run):
+        raise click.UsageError("--replay and --dry-run need addresses or domains, not --id.")
     rate = face.read_options(CreateReplay, {"per_second": per_second}).per_second
     settings = load_settings("database_url", "amqp_url") if replay else load_settings("database_url")
     from dispatcher.actions.runner import Face, Who, of_tenant, run
@@ -101,13 +104,11 @@ def _remove(
 
     async def look(session: AsyncSession) -> tuple[list[Suppression], list[UUID]]:
         entries: dict[int, Suppression] = {}
-        for each in asked.recipients:
-            found = await run(session, actions.LookUp(recipient=each, tenant_id=asked.tenant_id), who)
-            entries |= {entry.id: entry for entry in found}
         tenant_id = of_tenant(asked, who).tenant_id or ""
-        return list(entries.values()), await find_stopped(
-            session, tenant_id, await hashes_of(session, asked.recipients)
-        )
+        for each in recipients:
+            found = await run(session, actions.LookUp(recipient=each, tenant_id=tenant_id), who)
+            entries |= {entry.id: entry for entry in found}
+        return list(entries.values()), await find_stopped(session, tenant_id, await hashes_of(session, recipients))
 
     entries, stopped = run_with_session("suppressions", look, settings)
     if dry_run:
@@ -119,7 +120,7 @@ def _remove(
     removed = run_with_session("suppressions", lambda session: run(session, asked, who), settings)
     say(f"Removed {counted(removed.removed, 'suppressed recipient')}.")
     for entry in entries:
-        if entry.is_domain and entry.recipient not in asked.recipients:
+        if entry.is_domain and entry.recipient not in recipients:
             say(f"The domain {entry.recipient} is still suppressed, with all its addresses.")
     if replay and stopped:
         from dispatcher.cli.dlq_replay import replay_ids
@@ -128,9 +129,11 @@ def _remove(
         return replay_ids(settings, tuple(stopped), Act.of(actor, asked.reason), rate, as_json=as_json)
     if as_json:
         print_json(removed)
+    stopped = stopped or removed.stopped_email_ids
     if stopped:
         _say_stopped(stopped)
-        say("To send each of them once, repeat this command with --replay.")
+        again = "repeat this command with --replay" if recipients else "use `dispatcher dlq replay` with their ids"
+        say(f"To send each of them once, {again}.")
     return Exit.DONE if removed.removed or stopped else Exit.FAILED
 
 
