@@ -39,7 +39,7 @@ def command(action: type[Action[Any]]) -> click.Command:
     """The command of an action: fields in the path are arguments, the others options."""
     arguments = [action.fields[name] for name in action.argument_names()]
     parameters: list[click.Parameter] = [
-        click.Argument([each.name], metavar=f"{each.kind.metavar}...", required=each.is_required, nargs=-1)
+        click.Argument([each.name], metavar=_metavar(each), required=each.is_required, nargs=-1)
         if each.kind.is_list
         else click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required)
         for each in arguments
@@ -54,6 +54,10 @@ def command(action: type[Action[Any]]) -> click.Command:
 
     about = help_of(inspect.getdoc(action) or "", action.examples)
     return click.Command(action.verb(), params=parameters, callback=callback, help=about)
+
+
+def _metavar(field: Field) -> str:
+    return f"{field.kind.metavar}..." if field.is_required else f"[{field.kind.metavar}...]"
 
 
 def option(action: type[Action[Any]], field: Field) -> click.Option:

@@ -26,6 +26,7 @@ from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.ops.names import find_by_key
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_email
+from dispatcher.store.suppressions import find_suppressions_of_email
 
 _IDS: Final = ("email", "message key", "correlation id", "provider's id", "trace")
 """The facts by which other systems identify the email."""
@@ -126,6 +127,8 @@ class _EmailPages:
         async with self.site.session() as session:
             history = await find_shown(self.site, session, request, visitor)
             choices, why = await find_choices(session, history.email)
+            of_email = (history.email.tenant_id, history.email.email_id)
+            suppressed = await find_suppressions_of_email(session, *of_email) if history.trouble else []
         (_, *tables) = history.tables.items()
         return await self.site.page(
             request,
@@ -137,6 +140,7 @@ class _EmailPages:
             choices=choices,
             why="" if history.trouble else why,
             trouble=history.trouble,
+            suppressed=suppressed,
             done=done(request, visitor, history),
             timeline=history.timeline,
             tone=_tone,
