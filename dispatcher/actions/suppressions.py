@@ -166,9 +166,7 @@ class RemoveSuppressions(
     `stopped_email_ids`, oldest first: `POST /v1/replays` with these ids sends each of them once.
     """
 
-    recipients: tuple[str, ...] | None = field(
-        RECIPIENTS, "Addresses, and domains such as example.org.", default=None
-    )
+    recipients: tuple[str, ...] | None = field(RECIPIENTS, "Addresses, and domains such as example.org.", default=None)
     ids: tuple[int, ...] | None = field(
         many(whole(1, 2**63 - 1), MAX_RECIPIENTS, "ids of entries"),
         "Entries by their ids, as `suppressions list` shows them.",

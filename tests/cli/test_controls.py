@@ -153,3 +153,22 @@ def test_the_secret_of_a_webhook_is_shown_once(storing: CommandLine) -> None:
     assert made["secret"] not in listed.stdout
     (webhook,) = listed.json["webhooks"]
     assert (webhook["tenant_id"], webhook["events"]) == ("shop", ["email.failed", "email.bounced"])
+
+
+def test_a_pause_says_how_many_emails_wait_and_doubts_names_that_have_none(storing: CommandLine, tables: Books) -> None:
+    tables.enqueue(2, tenant_id="acme", lane="bulk")
+    tables.enqueue(1, tenant_id="shop", lane="bulk")
+
+    effects = {
+        ("tenant", "acme"): "2 due emails wait because of it.",
+        ("tenant", "acmee"): "The tenant 'acmee' has no email: check the name. 0 due emails wait because of it.",
+        ("lane", "bulk"): "3 due emails wait because of it.",
+        ("all",): "3 due emails wait because of it.",
+        ("provider", "smtp"): "The provider 'smtp' has no email in the last 30 days: check the name.",
+    }
+    for what, effect in effects.items():
+        assert effect in storing("pause", *what, "--reason", "ticket 4711").stderr, what
+    listed = storing("pause", "list", "--json").json["pauses"]
+    assert [(each["waiting"], each["has_emails"]) for each in listed] == [
+        *((2, True), (0, False), (3, None), (3, None), (None, False))
+    ]

@@ -35,7 +35,7 @@ def routes(site: Site) -> list[Route]:
             async with site.session() as session:
                 tenants = await list_suppressing_tenants(session)
         values = {"path": PATH, "looked_up": looked_up, "filtered": shown, "tenants": tenants}
-        values |= {"suppressions": suppressions}
+        values |= {"suppressions": suppressions, "known": {"tenant_id": tenants}}
         return await face.list_page(site, request, visitor, "suppressions.html", suppressions.ACTIONS, posted, **values)
 
     async def look_up(request: Request, visitor: Visitor, form: Form) -> Response:

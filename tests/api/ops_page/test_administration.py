@@ -123,9 +123,7 @@ async def test_a_recipient_is_suppressed_looked_up_masked_and_removed(operator: 
     assert "not suppressed" in text_of(again)
 
 
-async def test_suppressions_of_all_tenants_are_listed_and_removed_by_their_ids(
-    operator: Browser, books: Books
-) -> None:
+async def test_suppressions_of_all_tenants_are_listed_and_removed_by_their_ids(operator: Browser, books: Books) -> None:
     suppress(books.connection, "ann@example.org", tenant_id="acme")
     suppress(books.connection, "bob@example.org", tenant_id="shop")
 
@@ -218,6 +216,20 @@ async def test_a_pause_shows_on_every_page_until_it_is_resumed(operator: Browser
     await operator.submit("/resume/lane", reason="legal is done")
     text = text_of(await operator.follow())
     assert ("Nothing is paused." in text, "Paused:" in text) == (True, False)
+
+
+async def test_the_page_says_what_a_pause_stops_and_suggests_known_tenants(operator: Browser, books: Books) -> None:
+    books.enqueue(2, tenant_id="acme")
+    page = await operator.get("/ops/pauses")
+    assert '<option value="acme"></option>' in page.body.decode()
+
+    for tenant, effect in {
+        "acmee": "The tenant 'acmee' has no email: check the name. 0 due emails wait because of it.",
+        "acme": "2 due emails wait because of it.",
+    }.items():
+        await operator.submit("/pause/tenant", tenant_id=tenant, reason="complaints")
+        assert effect in text_of(await operator.follow())
+        await operator.get("/ops/pauses")
 
 
 async def test_a_provider_for_which_workers_wait_is_shown_to_operators_for_all_tenants(
