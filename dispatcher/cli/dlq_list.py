@@ -13,7 +13,7 @@ from dispatcher.cli.batch_face import batch_command
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.face import command, read_options
 from dispatcher.cli.options import audit_options, confirm, json_option
-from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.output import counted, examples, print_json, say
 from dispatcher.cli.sessions import run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.failures import GROUPINGS, Selection
@@ -215,9 +215,9 @@ def _report(found: Differences) -> None:
     say(f"{counted(found.depth, 'message')} on the DLQ; {found.dead_letters:,} of them match a failed or held email.")
     for name, (ids, done) in parts.items():
         if ids:
-            examples = ", ".join(map(str, ids[:_EXAMPLES_SHOWN]))
-            more = "…" if ids[_EXAMPLES_SHOWN:] else ""
-            say(f"{len(ids):,} {name}{f', {done}' if found.fixed else ''}: {examples}{more}")
+            more = ["…"] if ids[_EXAMPLES_SHOWN:] else []
+            about = f"{len(ids):,} {name}{f', {done}' if found.fixed else ''}:"
+            say(about + examples([*ids[:_EXAMPLES_SHOWN], *more]))
     if found.poison:
         say(f"{counted(len(found.poison), 'poison message')}: `dispatcher dlq list --poison` lists them.")
     if not found.count:

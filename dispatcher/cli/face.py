@@ -32,6 +32,10 @@ def group(subject: ModuleType, name: str) -> click.Group:
     found = click.Group(name, help=help_of(inspect.getdoc(subject) or "", examples))
     for action in actions:
         found.add_command(command(action))
+        if action.former:
+            former = command(action)
+            former.hidden = True
+            found.add_command(former, action.former)
     return found
 
 

@@ -17,7 +17,7 @@ from dispatcher.cli import face
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import audit_options, confirm, json_option
-from dispatcher.cli.output import counted, print_data, print_json, say
+from dispatcher.cli.output import counted, examples, print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.domain.suppression import AddedSuppressions, SuppressionReason
 from dispatcher.domain.text import DEFAULT_TENANT
@@ -61,8 +61,8 @@ def _commands() -> click.Group:
 
     list_.params.insert(0, click.Argument(["recipient"], metavar="[ADDRESS|DOMAIN]", required=False))
     list_.callback = page_or_look_up
-    examples = (*actions.ListSuppressions.examples, "suppressions list ann@example.org")
-    list_.help = face.help_of(inspect.getdoc(actions.ListSuppressions) or "", examples)
+    lines = (*actions.ListSuppressions.examples, "suppressions list ann@example.org")
+    list_.help = face.help_of(inspect.getdoc(actions.ListSuppressions) or "", lines)
     add.params.append(click.Option(["--dry-run"], is_flag=True, help="Only check the recipients; change nothing."))
     add.callback = change_or_check
     about_replay = "Also send the emails that failed because of the suppression, each once."
@@ -150,8 +150,8 @@ def _show_removal(entries: list[Suppression], stopped: list[UUID], *, as_json: b
 
 def _say_stopped(stopped: list[UUID]) -> None:
     if stopped:
-        examples = ", ".join(map(str, stopped[:_EXAMPLES]))
-        say(f"{counted(len(stopped), 'email')} failed because the recipients were suppressed, such as {examples}.")
+        about = f"{counted(len(stopped), 'email')} failed because the recipients were suppressed. For example:"
+        say(about + examples(stopped[:_EXAMPLES]))
 
 
 command: Final = _commands()

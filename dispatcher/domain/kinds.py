@@ -103,7 +103,7 @@ def number(least: float, most: float) -> Kind[float]:
         return float(value)
 
     schema = {"type": "number", "minimum": least, "maximum": most}
-    return Kind(f"must be a number from {least:g} to {most:,.0f}", schema, read, float, "N")
+    return Kind(f"must be a number from {least:g} to {most:,.0f}, such as 2.5", schema, read, float, "N")
 
 
 def whole(least: int, most: int) -> Kind[int]:

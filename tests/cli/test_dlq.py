@@ -120,7 +120,7 @@ def test_without_yes_and_without_a_terminal_nothing_is_replayed(offline: Command
 
     assert (none.code, none.stderr) == (0, "No failed or held email matches.\n")
     assert asked.code == 2
-    assert f"1 email: can be sent again. For example {email_id}" in asked.stderr
+    assert f"1 email: can be sent again. For example:\n  {email_id}\n" in asked.stderr
     assert "Add --yes." in asked.stderr
     assert (dry.code, dry.json["emails"]) == (0, {"replayed": 1})
     assert dead.books.statuses() == {"failed": 1}

@@ -83,8 +83,8 @@ def test_a_page_names_the_next_page(storing: CommandLine, tables: Books) -> None
     none = storing("held", "list", "--older-than", "1h")
 
     assert [email["id"] for email in found["emails"] + older["emails"]] == [third, second, first]
-    assert [email["email_id"] for email in page["emails"]] == [first, second]
-    assert [email["email_id"] for email in rest["emails"]] == [third]
+    assert [email["email_id"] for email in page["emails"]] == [third, second]
+    assert [email["email_id"] for email in rest["emails"]] == [first]
     assert (older["next"], rest["next"]) == (None, None)
     assert (none.code, none.stdout, none.stderr) == (0, "", "No held email matches.\n")
 
@@ -166,8 +166,8 @@ def test_a_filter_shows_what_it_selects_and_asks(storing: CommandLine, tables: B
     selected = {"selected": {"pending": 25, "waiting": 1}, "samples": {"pending": bulk[:5], "waiting": [late]}}
     assert (dry.code, dry.json) == (0, {**selected, "others": 0, "has_more": False, "results": {}, "unchanged": {}})
     assert unasked.code == 2
-    assert f"25 emails: pending. For example {bulk[0]}, " in unasked.stderr
-    assert f"1 email: waiting. For example {late}\n" in unasked.stderr
+    assert f"25 emails: pending. For example:\n  {bulk[0]}\n  " in unasked.stderr
+    assert f"1 email: waiting. For example:\n  {late}\n" in unasked.stderr
     assert unchanged == {"pending": 26, "waiting": 1}
     assert (done.code, "26 emails: cancelled." in done.stderr) == (0, True)  # more than 20 are counted, not listed
     assert (none_left.code, none_left.stderr) == (0, "No pending or waiting email matches.\n")

@@ -98,7 +98,7 @@ def test_a_removal_names_the_emails_that_the_entry_stopped(storing: CommandLine,
     done = storing(*arguments)
     again = storing(*arguments, "--json")
 
-    assert f"1 email failed because the recipients were suppressed, such as {email_id}." in tried.stderr
+    assert f"1 email failed because the recipients were suppressed. For example:\n  {email_id}\n" in tried.stderr
     assert done.code == 0
     assert "Removed 1 suppressed recipient." in done.stderr
     assert "--replay" in done.stderr
