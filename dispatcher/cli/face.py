@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -22,6 +22,32 @@ from dispatcher.cli.table import Table
 if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
 
+_OPTIONAL: Final = (
+    *("queue", "audit_id", "event_key", "is_domain", "is_letter_due", "has_content", "provider_message_id", "worker"),
+    *(
+        "started_at",
+        "provider_code",
+        "source_email_id",
+        "correlation_id",
+        "discarded_at",
+        "next_attempt_at",
+        "recipients",
+    ),
+    *(
+        "retries",
+        "given_up",
+        "lag_seconds",
+        "replay_id",
+        "finished_at",
+        "received_at",
+        "doubt",
+        "attempt_count",
+        "note",
+    ),
+    *("detail", "senders", "expires_at", "created_at", "began_at", "actor", "provider", "tenant_id", "error", "reason"),
+    *("outcome", "message_key", "email_id"),
+)
+"""Columns that a narrow terminal leaves out, the least important first."""
 A = TypeVar("A", bound=Action[Any])
 
 
@@ -140,7 +166,7 @@ def in_words(action: type[Action[Any]]) -> Iterator[None]:
 def _show(action: type[Action[Any]], result: Any, nothing: str) -> None:
     rows = result.rows if isinstance(result, Page) else result
     if rows:
-        print_data("\n".join(_table(action, rows).lines()))
+        _table(action, rows).show()
     else:
         say(nothing)
     if isinstance(result, Page) and result.next is not None:
@@ -163,7 +189,8 @@ def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
 def _table(action: type[Action[Any]], rows: list[Any]) -> Table:
     names = action.row.__match_args__
     numbers = [at for at, name in enumerate(names) if isinstance(getattr(rows[0], name), (int, float))]
-    shown = Table(*(label(name).lower() for name in names), right=numbers)
+    optional = (label(name).lower() for name in _OPTIONAL)
+    shown = Table(*(label(name).lower() for name in names), right=numbers, optional=optional)
     for row in rows:
         shown.add(*(cell(action, name, getattr(row, name)) for name in names))
     return shown

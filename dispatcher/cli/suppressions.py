@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES: Final = 5
 _REFUSALS_SHOWN: Final = 20
+_REPLAY: Final = "repeat this command with --replay"
+_REPLAY_IDS: Final = "use `dispatcher dlq replay` with their ids"
 _TENANT: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["tenant_id"])
 _KIND: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["kind"])
 
@@ -92,9 +94,7 @@ def _remove(
     emails were replayed.
     """
     asked = face.read_options(actions.RemoveSuppressions, given)
-    recipients = asked.recipients or ()
-    if not recipients and (replay or dry_run):
-        raise click.UsageError("--replay and --dry-run need addresses or domains, not --id.")
+    recipients = _recipients_of(asked, is_needed=replay or dry_run)
     rate = face.read_options(CreateReplay, {"per_second": per_second}).per_second
     settings = load_settings("database_url", "amqp_url") if replay else load_settings("database_url")
     from dispatcher.actions.runner import Face, Who, of_tenant, run
@@ -130,11 +130,16 @@ def _remove(
     if as_json:
         print_json(removed)
     stopped = stopped or removed.stopped_email_ids
+    _say_stopped(stopped)
     if stopped:
-        _say_stopped(stopped)
-        again = "repeat this command with --replay" if recipients else "use `dispatcher dlq replay` with their ids"
-        say(f"To send each of them once, {again}.")
+        say(f"To send each of them once, {_REPLAY if recipients else _REPLAY_IDS}.")
     return Exit.DONE if removed.removed or stopped else Exit.FAILED
+
+
+def _recipients_of(asked: actions.RemoveSuppressions, *, is_needed: bool) -> tuple[str, ...]:
+    if is_needed and not asked.recipients:
+        raise click.UsageError("--replay and --dry-run need addresses or domains, not --id.")
+    return asked.recipients or ()
 
 
 def _show_removal(entries: list[Suppression], stopped: list[UUID], *, as_json: bool) -> None:

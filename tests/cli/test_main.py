@@ -142,6 +142,24 @@ def test_a_table_wraps_cells_becomes_records_if_narrow_and_replaces_control_char
     assert max(map(len, table("x" * 1_000_000).lines())) < 5000
 
 
+def test_a_table_leaves_out_columns_before_it_becomes_records() -> None:
+    made = Table("email", "queue", "note", "key", "status", right=[4], optional=("queue", "key"))
+    for at in range(2):
+        made.add(f"0198c2f4-0000-7000-8000-00000000000{at}", "email.dispatcher.normal", "-", "order-17-receipt", "sent")
+
+    def heading(width: int) -> str:
+        return " ".join(made.within(width)[0].lines(width)[0].split())
+
+    assert [heading(width) for width in (110, 90, 80, 60)] == [
+        "email queue note key status",
+        "email queue key status",
+        "email key status",
+        "email status",
+    ]
+    assert made.within(80)[1] == ["queue"]
+    assert made.within(59) == (made, [])
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_a_script_that_completes_commands(settled: CommandLine, shell: str) -> None:
     assert f"_DISPATCHER_COMPLETE={shell}_complete" in settled("completion", shell).stdout
