@@ -98,8 +98,8 @@ def _discard(names: tuple[str, ...], **given: Any) -> int:
     if len(poison) < len(names):
         raise click.UsageError("Discard poison messages and dead letters of emails with two commands.")
     asked = read_options(DiscardDead, {name: given[name] for name in DiscardDead.fields if name in given})
-    if asked.is_selecting() or asked.tenant_id or given["as_json"]:
-        raise click.UsageError("Poison messages are discarded by their ids alone, and without --json.")
+    if asked.is_selecting() or asked.tenant_id:
+        raise click.UsageError("Poison messages are discarded by their ids alone.")
     if not (given["reason"] or asked.dry_run):
         raise click.UsageError("--reason is missing. Give a few words for the audit log.")
 
@@ -112,7 +112,10 @@ def _discard(names: tuple[str, ...], **given: Any) -> int:
         return Exit.DONE
     act = Act.of(given["actor"], given["reason"])
     confirm("Discard them?", yes=given["yes"])
-    say(f"Discarded {counted(run_with_dlq('dlq', discard_all), 'poison message')}.")
+    discarded = run_with_dlq("dlq", discard_all)
+    if given["as_json"]:
+        print_json({"discarded": discarded})
+    say(f"Discarded {counted(discarded, 'poison message')}.")
     return Exit.DONE
 
 

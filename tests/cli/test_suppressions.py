@@ -65,11 +65,11 @@ def test_entries_of_all_tenants_are_listed_and_removed_by_id(storing: CommandLin
     email_id = stopped(tables, "bob@example.org", tenant_id="shop")
     remove = ("suppressions", "remove", "--id", str(entries(tables)[2]["suppression_id"]), *WHY)
 
-    pages, after = [], ()
-    while after is not None:
-        document = storing("suppressions", "list", "--limit", "1", *after, "--json").json
+    pages, after = [], ["--limit", "1"]
+    while after:
+        document = storing("suppressions", "list", *after, "--json").json
         pages += [(each["tenant_id"], each["recipient"][0]) for each in document["suppressions"]]
-        after = ("--after", document["next"]) if document["next"] else None
+        after = ["--limit", "1", "--after", document["next"]] if document["next"] else []
     of_kind = storing("suppressions", "list", "--kind", "hard_bounce", "--json").json["suppressions"]
     found = storing("suppressions", "list", "ann@example.org", "--json").json["suppressions"]
     empty = storing("suppressions", "list", "--tenant", "default")
