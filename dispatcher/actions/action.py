@@ -203,6 +203,7 @@ class Action(Generic[R_co]):
     Attributes:
         name: The subject and the verb, as on the command line.
         http: The method and the path. The fields in the path are the command's arguments.
+        former: An earlier verb, which the command line still accepts.
         arguments: Fields that are the command's arguments, too. The last one may be a list.
         query: The named statement. Its parameters are the fields, and for a change also `actor` and `reason`.
         row: The type of the statement's rows. Its fields are the columns.
@@ -227,6 +228,7 @@ class Action(Generic[R_co]):
     name: ClassVar[str]
     http: ClassVar[str]
     query: ClassVar[str]
+    former: ClassVar[str] = ""
     arguments: ClassVar[tuple[str, ...]] = ()
     scope: ClassVar[Scope] = Scope.OPERATE
     reach: ClassVar[Reach] = Reach.ALL_TENANTS
@@ -346,6 +348,11 @@ class Action(Generic[R_co]):
     def for_tenant(self, rows: Sequence[Any]) -> Sequence[Any]:
         """The rows without what a tenant may not see."""
         return rows
+
+    async def none_found(self, source: Any) -> str:
+        """What the command says if there are no rows, for an operator who sees all tenants."""
+        del source
+        return self.nothing
 
     async def after_commit(self, settings: Any) -> None:
         """Does what follows the commit of a change."""

@@ -66,7 +66,7 @@ class SetDomain(Change[DomainLimit], name="domains set", http="PUT /v1/domains/{
 
 
 class RemoveDomain(
-    Change[DomainLimit], name="domains remove", http="DELETE /v1/domains/{domain}", query="remove_domain_limit"
+    Change[DomainLimit], name="domains unset", http="DELETE /v1/domains/{domain}", query="remove_domain_limit"
 ):
     """Remove the ceilings of a recipient domain. Emails that wait for them become due within two seconds."""
 
@@ -75,7 +75,8 @@ class RemoveDomain(
     refusals = (Refusal("no-ceiling", "not-found", "{domain} has no ceiling.", "See `dispatcher domains list`."),)
     needs_reason = False
     done = "The domain has no ceiling any more."
-    examples = ("domains remove example.org",)
+    former = "remove"
+    examples = ("domains unset example.org",)
 
 
 ACTIONS = (ListDomains, SetDomain, RemoveDomain)

@@ -29,7 +29,7 @@ class ListHeld(
     http="GET /v1/held",
     query="list_held",
 ):
-    """List held emails, oldest first, with what shows if they arrived."""
+    """List held emails, newest first, with what shows if they arrived."""
 
     key: ClassVar = {"email_id": UUID}
     limit: int = field(ROWS, "The most emails.", default=50)

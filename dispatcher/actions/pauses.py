@@ -10,11 +10,12 @@ and the audit log records them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from dispatcher.actions.action import Action, Change, Listing, Mistake, Mistakes, Reach, Refusal, field
 from dispatcher.actions.lanes import LANE, MAX_SECONDS, check_lane
-from dispatcher.domain.controls import Pause, PauseScope, seen_by
+from dispatcher.domain.controls import ListedPause, Pause, PauseScope, seen_by
 from dispatcher.domain.kinds import TENANT, seconds, text
 
 PROVIDER: Final = text(100, metavar="PROVIDER")
@@ -26,13 +27,27 @@ class _AboutPauses(Action[Any]):
     def subject(cls) -> str:
         return "pauses"
 
-    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Pause]:
-        """The pauses. Tenants see who paused them without the host."""
-        return seen_by(await super().run(source, parameters), self.values().get("tenant_id"))
+    @classmethod
+    def rows(cls) -> dict[str, type[Any]]:
+        """The statement's rows, without the effect."""
+        return {cls.query: Pause}
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[ListedPause]:
+        """The pauses with their effects. Tenants see who paused them without the host."""
+        from dispatcher.store.controls import find_paused_emails
+        from dispatcher.store.statements import fetch
+
+        found = await fetch(source, self.query, parameters, into=ListedPause)
+        pauses = seen_by(found, self.values().get("tenant_id"))
+        effects = await find_paused_emails(source, [each.scope for each in pauses], [each.name for each in pauses])
+        return [
+            replace(each, waiting=waiting, has_emails=has_emails)
+            for each, (waiting, has_emails) in zip(pauses, effects, strict=True)
+        ]
 
 
 class ListPauses(
-    Listing[Pause],
+    Listing[ListedPause],
     _AboutPauses,
     name="pause list",
     http="GET /v1/pauses",
@@ -49,7 +64,7 @@ class ListPauses(
     examples = ("pause list",)
 
 
-class _Named(Change[Pause], _AboutPauses):
+class _Named(Change[ListedPause], _AboutPauses):
     """Begins or ends the pause of everything, or of what the command's argument names."""
 
     def check(self, settings: Any) -> None:

@@ -57,6 +57,7 @@ _NOTE: Final = text(
 _OWN: Final = (
     "The tenant; by default the tenant of the key, or `default`. Each tenant has its own suppressed recipients."
 )
+_ONLY: Final = "Only this tenant's entries."
 
 
 class ListSuppressions(
@@ -64,14 +65,15 @@ class ListSuppressions(
     name="suppressions list",
     http="GET /v1/suppressions",
     query="list_suppressions",
-    reach=Reach.ONE_TENANT,
+    reach=Reach.ANY_TENANT,
 ):
-    """List suppressed recipients, newest first. Addresses are masked. Entries that have ended are listed, too."""
+    """List suppressed recipients of all tenants or of one, newest first. Addresses are masked. Entries that have ended
+    are listed, too."""
 
     key: ClassVar = {"created_at": datetime, "id": int}
     stops = "recipient"
     constants: ClassVar = {"examined": 20_000}
-    tenant_id: str | None = field(TENANT, _OWN, default=None)
+    tenant_id: str | None = field(TENANT, _ONLY, default=None)
     kind: SuppressionReason | None = field(KIND, "Only entries of this kind.", default=None)
     since: datetime | None = field(SINCE, "Only entries made since this time.", default=None)
     limit: int = field(whole(1, 1000), "The most entries per page.", default=50)
@@ -80,15 +82,24 @@ class ListSuppressions(
     missing: ClassVar = {"expires_at": "for ever"}
     examples = ("suppressions list --kind complaint", "suppressions list --tenant shop --since 3d")
 
+    async def none_found(self, source: Any) -> str:
+        """Names the tenant, and the tenants that have entries."""
+        from dispatcher.store.suppressions import list_suppressing_tenants
 
-class LookUp(Listing[Suppression], name="suppressions look-up", reach=Reach.ONE_TENANT):
+        if self.tenant_id is None:
+            return self.nothing
+        others = ", ".join(await list_suppressing_tenants(source)) or "none"
+        return f"Tenant {self.tenant_id!r} suppresses no such recipient. Tenants with entries: {others}."
+
+
+class LookUp(Listing[Suppression], name="suppressions look-up", reach=Reach.ANY_TENANT):
     """The entries that suppress a recipient: its own entry; for an address, also its domain's entry.
 
     Has no HTTP operation, because an address must not be in a URL.
     """
 
     recipient: str = field(RECIPIENT, "An address or a domain.")
-    tenant_id: str | None = field(TENANT, _OWN, default=None)
+    tenant_id: str | None = field(TENANT, _ONLY, default=None)
 
     arguments = ("recipient",)
     nothing = ListSuppressions.nothing
@@ -149,16 +160,23 @@ class AddSuppressions(
 class RemoveSuppressions(
     Change[RemovedSuppressions], name="suppressions remove", http="DELETE /v1/suppressions", reach=Reach.ONE_TENANT
 ):
-    """Let recipients get emails again. The tenant's next emails go to them.
+    """Let recipients get emails again. The tenant's next emails go to them. Name them, or give their entries' ids.
 
     Emails that failed because all their recipients were suppressed stay failed, until you replay them. Their ids are
     `stopped_email_ids`, oldest first: `POST /v1/replays` with these ids sends each of them once.
     """
 
-    recipients: tuple[str, ...] = field(RECIPIENTS, "Addresses, and domains such as example.org.")
+    recipients: tuple[str, ...] | None = field(RECIPIENTS, "Addresses, and domains such as example.org.", default=None)
+    ids: tuple[int, ...] | None = field(
+        many(whole(1, 2**63 - 1), MAX_RECIPIENTS, "ids of entries"),
+        "Entries by their ids, as `suppressions list` shows them.",
+        default=None,
+        option="--id",
+    )
     tenant_id: str | None = field(TENANT, _OWN, default=None)
 
     arguments = ("recipients",)
+    one_of = ("recipients", "ids")
     done = "The next emails of the tenant go to the recipients again."
     examples = ('suppressions remove ann@example.org --reason "mailbox works again"',)
 
@@ -166,10 +184,10 @@ class RemoveSuppressions(
         from dispatcher.ops.suppressions import find_stopped, hashes_of
         from dispatcher.store.suppressions import delete_suppressions
 
-        hashes = await hashes_of(source, self.recipients)
+        hashes = await hashes_of(source, self.recipients or ())
         why = {name: parameters[name] for name in ("tenant_id", "actor", "reason")}
-        removed = await delete_suppressions(source, address_hashes=hashes, **why)
-        stopped = await find_stopped(source, parameters["tenant_id"], hashes)
+        removed = await delete_suppressions(source, address_hashes=hashes, ids=self.ids or (), **why)
+        stopped = await find_stopped(source, parameters["tenant_id"], [*hashes, *removed])
         return [RemovedSuppressions(len(removed), len(stopped), stopped[:MAX_STOPPED])]
 
 

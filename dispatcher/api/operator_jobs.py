@@ -141,10 +141,10 @@ class ReplayEndpoints(ActionEndpoints):
         if asked.is_background:
             self.jobs.start_replay(result)
         if isinstance(result, Page):
-            seen = replace(result, rows=[self._seen(each, caller) for each in result.rows])
-        else:
-            seen = self._seen(result, caller)
-        return super().answer(asked, caller, seen)
+            return super().answer(
+                asked, caller, replace(result, rows=[self._seen(each, caller) for each in result.rows])
+            )
+        return super().answer(asked, caller, self._seen(result, caller))
 
     def _seen(self, replay: Replay, caller: Caller) -> Replay:
         """The replay as the caller may see it. A tenant does not see the name, the reason and the filters of another

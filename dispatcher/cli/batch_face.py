@@ -16,7 +16,7 @@ from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.face import group, help_of, in_words, option, read_options
 from dispatcher.cli.options import ACTOR, confirm, known_lane, progress
-from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.output import counted, examples, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.config import Settings
 from dispatcher.domain.text import DEFAULT_TENANT
@@ -121,7 +121,7 @@ def _find(asked: Batch, names: tuple[str, ...], settings: Settings) -> tuple[lis
 
 def _show(asked: Batch, groups: list[Group], selected: int) -> None:
     for each in groups:
-        say(f"{counted(each.emails, 'email')}: {each.status}. For example {', '.join(map(str, each.ids))}")
+        say(f"{counted(each.emails, 'email')}: {each.status}. For example:{examples(each.ids)}")
     if others := selected - sum(each.emails for each in groups):
         say(f"{counted(others, 'email')}: {asked.others}. The command does not change them.")
     if not selected:

@@ -49,14 +49,16 @@ class ShownSetting:
 
 @click.command("config")
 @json_option("Print one line of JSON: settings, mistakes, unknown variables.")
+@click.option("--changed", is_flag=True, help="Only the settings that are set.")
 @click.option("--example", is_flag=True, help="Print a template for an env file, with an explanation of every setting.")
-def command(as_json: bool, example: bool) -> int:
+def command(as_json: bool, changed: bool, example: bool) -> int:
     """Show every setting: variable, value, source, default. Secrets are masked, and so are passwords in URLs.
 
     \b
     Examples:
       dispatcher config
-      DISPATCHER_WORKERS=4 dispatcher config --json | jq '.settings[] | select(.source != "default")'
+      dispatcher config --changed
+      DISPATCHER_WORKERS=4 dispatcher config --json | jq '.settings[] | select(.variable == "DISPATCHER_WORKERS")'
       dispatcher config --example > dispatcher.env
 
     Settings are environment variables, or lines of an env file (--env-file or DISPATCHER_ENV_FILE). The env file
@@ -77,6 +79,7 @@ def command(as_json: bool, example: bool) -> int:
             each.variable, _value(each, origin := origins[each.variable]), origin.source, each.default, each.about
         )
         for each in every_setting(settings.own)
+        if not changed or origins[each.variable].source != "default"
     ]
     if as_json:
         unknown = [{"variable": name, "closest": close} for name, close in unknown_variables(os.environ).items()]

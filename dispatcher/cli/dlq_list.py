@@ -13,7 +13,7 @@ from dispatcher.cli.batch_face import batch_command
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.face import command, read_options
 from dispatcher.cli.options import audit_options, confirm, json_option
-from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.output import counted, examples, print_json, say
 from dispatcher.cli.sessions import run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.failures import GROUPINGS, Selection
@@ -98,8 +98,8 @@ def _discard(names: tuple[str, ...], **given: Any) -> int:
     if len(poison) < len(names):
         raise click.UsageError("Discard poison messages and dead letters of emails with two commands.")
     asked = read_options(DiscardDead, {name: given[name] for name in DiscardDead.fields if name in given})
-    if asked.is_selecting() or asked.tenant_id or given["as_json"]:
-        raise click.UsageError("Poison messages are discarded by their ids alone, and without --json.")
+    if asked.is_selecting() or asked.tenant_id:
+        raise click.UsageError("Poison messages are discarded by their ids alone.")
     if not (given["reason"] or asked.dry_run):
         raise click.UsageError("--reason is missing. Give a few words for the audit log.")
 
@@ -112,7 +112,10 @@ def _discard(names: tuple[str, ...], **given: Any) -> int:
         return Exit.DONE
     act = Act.of(given["actor"], given["reason"])
     confirm("Discard them?", yes=given["yes"])
-    say(f"Discarded {counted(run_with_dlq('dlq', discard_all), 'poison message')}.")
+    discarded = run_with_dlq("dlq", discard_all)
+    if given["as_json"]:
+        print_json({"discarded": discarded})
+    say(f"Discarded {counted(discarded, 'poison message')}.")
     return Exit.DONE
 
 
@@ -215,9 +218,9 @@ def _report(found: Differences) -> None:
     say(f"{counted(found.depth, 'message')} on the DLQ; {found.dead_letters:,} of them match a failed or held email.")
     for name, (ids, done) in parts.items():
         if ids:
-            examples = ", ".join(map(str, ids[:_EXAMPLES_SHOWN]))
-            more = "…" if ids[_EXAMPLES_SHOWN:] else ""
-            say(f"{len(ids):,} {name}{f', {done}' if found.fixed else ''}: {examples}{more}")
+            more = ["…"] if ids[_EXAMPLES_SHOWN:] else []
+            about = f"{len(ids):,} {name}{f', {done}' if found.fixed else ''}:"
+            say(about + examples([*ids[:_EXAMPLES_SHOWN], *more]))
     if found.poison:
         say(f"{counted(len(found.poison), 'poison message')}: `dispatcher dlq list --poison` lists them.")
     if not found.count:

@@ -14,7 +14,7 @@ from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.face import option, read_options
 from dispatcher.cli.options import ACTOR, confirm, json_option, progress
-from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.output import counted, examples, print_json, say
 from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq
 from dispatcher.domain.failures import ItemOutcome, ReplayState, Selection
 from dispatcher.domain.poison_id import is_poison_id
@@ -130,7 +130,9 @@ def replay(
         _show(selected, as_json=as_json and dry_run, force=asked.force)
         if act is None or not (selected.preview.total or selected.others):
             return Exit.DONE
-        confirm(f"Replay {counted(selected.preview.replayable, 'email')}?", yes=yes)
+        wanted, chosen = selected.preview.replayable, selected.preview.total + selected.others
+        others = "" if wanted == chosen else f" of the {chosen:,} selected, and skip the others"
+        confirm(f"Replay {counted(wanted, 'email')}{others}?", yes=yes)
         made = on_session(
             partial(
                 create,
@@ -213,8 +215,8 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
         print_json({**document, "causes": causes, "overlaps": [asdict(each) for each in overlapping]})
         return
     for outcome, count in preview.counts.items():
-        examples = ", ".join(map(str, preview.samples[outcome]))
-        say(f"{counted(count, 'email')}: {OUTCOMES[ItemOutcome(outcome)]}. For example {examples}")
+        about = f"{counted(count, 'email')}: {OUTCOMES[ItemOutcome(outcome)]}. For example:"
+        say(about + examples(preview.samples[outcome]))
     for group in causes:
         again = f" {group.fails_again}" if group.fails_again else ""
         say(f"  {group.emails:,} of {group.value}, such as {group.sample_key}.{again}")
@@ -246,7 +248,7 @@ def _run(on_session: RunOnSession, begun: Replay, *, as_json: bool) -> int:
     rate = f" at {begun.per_second:g}/s" if begun.per_second else ""
     ended = Ended(begun, 0)
     if begun.state is not ReplayState.DONE:
-        say(f"Replay {begun.id}: {counted(begun.waiting, 'email')}{rate}.")
+        say(f"Replay {begun.id}: {counted(begun.waiting, 'selected email')}{rate}.")
         try:
             with progress("replaying", total=begun.total, done=begun.total - begun.waiting) as advance:
                 ended = on_session(lambda session: run(session, begun.id, on_email=lambda *_: advance()))

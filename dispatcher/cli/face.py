@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -19,6 +19,35 @@ from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
 
+if TYPE_CHECKING:
+    from dispatcher.store.connections import AsyncSession
+
+_OPTIONAL: Final = (
+    *("queue", "audit_id", "event_key", "is_domain", "is_letter_due", "has_content", "provider_message_id", "worker"),
+    *(
+        "started_at",
+        "provider_code",
+        "source_email_id",
+        "correlation_id",
+        "discarded_at",
+        "next_attempt_at",
+        "recipients",
+    ),
+    *(
+        "retries",
+        "given_up",
+        "lag_seconds",
+        "replay_id",
+        "finished_at",
+        "received_at",
+        "doubt",
+        "attempt_count",
+        "note",
+    ),
+    *("detail", "senders", "expires_at", "created_at", "began_at", "actor", "provider", "tenant_id", "error", "reason"),
+    *("outcome", "message_key", "email_id"),
+)
+"""Columns that a narrow terminal leaves out, the least important first."""
 A = TypeVar("A", bound=Action[Any])
 
 
@@ -29,6 +58,10 @@ def group(subject: ModuleType, name: str) -> click.Group:
     found = click.Group(name, help=help_of(inspect.getdoc(subject) or "", examples))
     for action in actions:
         found.add_command(command(action))
+        if action.former:
+            former = command(action)
+            former.hidden = True
+            found.add_command(former, action.former)
     return found
 
 
@@ -36,7 +69,7 @@ def command(action: type[Action[Any]]) -> click.Command:
     """The command of an action: fields in the path are arguments, the others options."""
     arguments = [action.fields[name] for name in action.argument_names()]
     parameters: list[click.Parameter] = [
-        click.Argument([each.name], metavar=f"{each.kind.metavar}...", required=each.is_required, nargs=-1)
+        click.Argument([each.name], metavar=_metavar(each), required=each.is_required, nargs=-1)
         if each.kind.is_list
         else click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required)
         for each in arguments
@@ -51,6 +84,10 @@ def command(action: type[Action[Any]]) -> click.Command:
 
     about = help_of(inspect.getdoc(action) or "", action.examples)
     return click.Command(action.verb(), params=parameters, callback=callback, help=about)
+
+
+def _metavar(field: Field) -> str:
+    return f"{field.kind.metavar}..." if field.is_required else f"[{field.kind.metavar}...]"
 
 
 def option(action: type[Action[Any]], field: Field) -> click.Option:
@@ -83,15 +120,19 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
     from dispatcher.actions.runner import Face, Who, run
 
     settings = load_settings("database_url")
+
+    async def act(session: AsyncSession) -> tuple[Any, str]:
+        found = await run(session, asked, Who(Face.COMMAND, actor), settings)
+        is_empty = action.is_list and not (found.rows if isinstance(found, Page) else found)
+        return found, await asked.none_found(session) if is_empty else ""
+
     with in_words(action):
         asked.check(settings)  # before the connection
-        result = run_with_session(
-            action.subject(), lambda session: run(session, asked, Who(Face.COMMAND, actor), settings), settings
-        )
+        result, nothing = run_with_session(action.subject(), act, settings)
     if as_json:
         print_json(document(action, result))
     elif action.is_list or not issubclass(action, Change):
-        _show(action, result if action.is_list else [result])
+        _show(action, result if action.is_list else [result], nothing)
     else:
         if action.secret:
             print_data(getattr(result, action.secret))
@@ -122,12 +163,12 @@ def in_words(action: type[Action[Any]]) -> Iterator[None]:
         raise click.UsageError("\n".join(words_of(action, each) for each in error.mistakes)) from None
 
 
-def _show(action: type[Action[Any]], result: Any) -> None:
+def _show(action: type[Action[Any]], result: Any, nothing: str) -> None:
     rows = result.rows if isinstance(result, Page) else result
     if rows:
-        print_data("\n".join(_table(action, rows).lines()))
+        _table(action, rows).show()
     else:
-        say(action.nothing)
+        say(nothing)
     if isinstance(result, Page) and result.next is not None:
         say(f"More rows follow. Add --after {result.next}")
 
@@ -148,7 +189,8 @@ def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
 def _table(action: type[Action[Any]], rows: list[Any]) -> Table:
     names = action.row.__match_args__
     numbers = [at for at, name in enumerate(names) if isinstance(getattr(rows[0], name), (int, float))]
-    shown = Table(*(label(name).lower() for name in names), right=numbers)
+    optional = (label(name).lower() for name in _OPTIONAL)
+    shown = Table(*(label(name).lower() for name in names), right=numbers, optional=optional)
     for row in rows:
         shown.add(*(cell(action, name, getattr(row, name)) for name in names))
     return shown

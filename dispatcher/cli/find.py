@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from dispatcher.actions.action import document
 from dispatcher.actions.emails import FoundPage, ListEmails
@@ -12,6 +12,8 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
+
+_OPTIONAL: Final = ("attempts", "provider", "tenant", "error type", "enqueued", "delivery", "to")
 
 
 def _find(*, as_json: bool, **given: Any) -> int:
@@ -32,12 +34,12 @@ def _find(*, as_json: bool, **given: Any) -> int:
 def _show(page: FoundPage) -> None:
     if page.rows:
         states = ("status", "delivery", "to", "error type", "provider", "attempts")
-        table = Table("email", "enqueued", *states, "tenant", "key")
+        table = Table("email", "key", "enqueued", *states, "tenant", optional=_OPTIONAL)
         for row in page.rows:
             state = (row.error_type, row.provider, row.attempt_count)
             to = ", ".join(row.recipients or ()) or None
             delivery = row.delivery and row.delivery.words
-            table.add(row.id, row.created_at, row.status, delivery, to, *state, row.tenant_id, row.message_key)
+            table.add(row.id, row.message_key, row.created_at, row.status, delivery, to, *state, row.tenant_id)
         table.show()
     if page.was_cut:
         say(

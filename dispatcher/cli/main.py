@@ -52,6 +52,7 @@ COMMANDS: Final = {
     "forget": ("forget:command", "Erase a recipient's address, and the content of the recipient's emails."),
     "alerts": ("alerts:command", "Send a test alert through every channel."),
     "dev": ("dev:command", "Run a private PostgreSQL and RabbitMQ for development."),
+    "completion": ("completion:command", "Print the script that completes commands in bash, zsh or fish."),
     "demo": ("demo:command", "Send a thousand emails through the whole system, on private servers."),
 }
 """For each command's name, `module:function` and a summary; in the order of `--help` (see `LazyGroup`)."""

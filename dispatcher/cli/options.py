@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import wraps
 from typing import Any, Final, TypeVar
@@ -54,10 +54,10 @@ class Number(click.FloatRange):
     """A finite number within a range. Click's own range accepts NaN, because every comparison with NaN is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return found
+        with suppress(click.BadParameter):
+            if math.isfinite(found := float(super().convert(value, param, ctx))):
+                return found
+        return self.fail(f"{value!r} is not a number from {self.min:g} to {self.max:,g}, such as 2.5.", param, ctx)
 
 
 def audit_options(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 import orjson
 
@@ -61,6 +62,11 @@ def say(text: str) -> None:
 def counted(count: int, noun: str) -> str:
     """A count and its noun: "1 message", "2 messages", "1,000 messages"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def examples(ids: Iterable[object]) -> str:
+    """Ids for the end of a message, one on each line, so that no terminal breaks an id in two."""
+    return "".join(f"\n  {each}" for each in ids)
 
 
 def unwritten(error: OSError) -> DispatcherError:

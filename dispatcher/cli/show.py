@@ -17,7 +17,6 @@ from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.poison_id import is_poison_id
-from dispatcher.domain.text import DEFAULT_TENANT
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _HEX_WIDTH: Final = 16
 
 @click.command("show")
 @click.argument("name", metavar="ID|KEY|p-…")
-@click.option("--tenant", "tenant_id", default=DEFAULT_TENANT, show_default=True, help="The tenant of KEY.")
+@click.option("--tenant", "tenant_id", help="The tenant of KEY.  [default: all tenants]")
 @click.option("--no-queue", is_flag=True, help="Do not search the DLQ for the email's dead letter.")
 @click.option(
     "--reveal",
@@ -54,7 +53,7 @@ _HEX_WIDTH: Final = 16
 @json_option()
 def command(
     name: str,
-    tenant_id: str,
+    tenant_id: str | None,
     no_queue: bool,
     reveal: bool,
     act: Act | None,
@@ -71,9 +70,10 @@ def command(
       dispatcher show order-17-receipt --reveal --reason "ticket 4711"
       dispatcher show p-3fa9c1d2e0b4 --export message.bin
 
-    Give the email's id or its message key. (To find an email by its recipient, use `dispatcher find`.) Or give the id
-    of a poison message (p-…): `dispatcher dlq list --poison` shows these ids. A poison message is a message on the DLQ
-    that points to no email.
+    Give the email's id or its message key. If several tenants have an email with this key, the command lists these
+    tenants; add --tenant. (To find an email by its recipient, use `dispatcher find`.) Or give the id of a poison
+    message (p-…): `dispatcher dlq list --poison` shows these ids. A poison message is a message on the DLQ that points
+    to no email.
 
     For an email, the command shows the status, and why the email is not sent yet; a timeline of everything that
     happened to the email; every attempt; events from providers; operators' actions; and replays. It also shows the
@@ -91,13 +91,13 @@ def command(
 
     async def find(session: AsyncSession) -> tuple[EmailHistory, list[DeadLetterMessage] | None, str | None]:
         from dispatcher.ops.email_history import find_history, find_messages
-        from dispatcher.ops.names import find_ids
+        from dispatcher.ops.names import find_id
 
-        (email_id,) = await find_ids(session, tenant_id, [name])
+        email_id = await find_id(session, name, tenant_id=tenant_id)
         providers, lease_seconds, shown = settings.providers, settings.lease_seconds, act if reveal else None
         story = await find_history(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=shown)
         if story is None:
-            remedy = "Give the email's id, or its message key and --tenant."
+            remedy = "Give the email's id or its message key."
             raise DispatcherError(f"There is no email {name!r}.", remedy=remedy)
         if no_queue:
             return story, None, None

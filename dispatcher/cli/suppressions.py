@@ -17,7 +17,7 @@ from dispatcher.cli import face
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import audit_options, confirm, json_option
-from dispatcher.cli.output import counted, print_data, print_json, say
+from dispatcher.cli.output import counted, examples, print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.domain.suppression import AddedSuppressions, SuppressionReason
 from dispatcher.domain.text import DEFAULT_TENANT
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES: Final = 5
 _REFUSALS_SHOWN: Final = 20
+_REPLAY: Final = "repeat this command with --replay"
+_REPLAY_IDS: Final = "use `dispatcher dlq replay` with their ids"
 _TENANT: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["tenant_id"])
 _KIND: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["kind"])
 
@@ -61,8 +63,8 @@ def _commands() -> click.Group:
 
     list_.params.insert(0, click.Argument(["recipient"], metavar="[ADDRESS|DOMAIN]", required=False))
     list_.callback = page_or_look_up
-    examples = (*actions.ListSuppressions.examples, "suppressions list ann@example.org")
-    list_.help = face.help_of(inspect.getdoc(actions.ListSuppressions) or "", examples)
+    lines = (*actions.ListSuppressions.examples, "suppressions list ann@example.org")
+    list_.help = face.help_of(inspect.getdoc(actions.ListSuppressions) or "", lines)
     add.params.append(click.Option(["--dry-run"], is_flag=True, help="Only check the recipients; change nothing."))
     add.callback = change_or_check
     about_replay = "Also send the emails that failed because of the suppression, each once."
@@ -92,6 +94,7 @@ def _remove(
     emails were replayed.
     """
     asked = face.read_options(actions.RemoveSuppressions, given)
+    recipients = _recipients_of(asked, is_needed=replay or dry_run)
     rate = face.read_options(CreateReplay, {"per_second": per_second}).per_second
     settings = load_settings("database_url", "amqp_url") if replay else load_settings("database_url")
     from dispatcher.actions.runner import Face, Who, of_tenant, run
@@ -101,13 +104,11 @@ def _remove(
 
     async def look(session: AsyncSession) -> tuple[list[Suppression], list[UUID]]:
         entries: dict[int, Suppression] = {}
-        for each in asked.recipients:
-            found = await run(session, actions.LookUp(recipient=each, tenant_id=asked.tenant_id), who)
-            entries |= {entry.id: entry for entry in found}
         tenant_id = of_tenant(asked, who).tenant_id or ""
-        return list(entries.values()), await find_stopped(
-            session, tenant_id, await hashes_of(session, asked.recipients)
-        )
+        for each in recipients:
+            found = await run(session, actions.LookUp(recipient=each, tenant_id=tenant_id), who)
+            entries |= {entry.id: entry for entry in found}
+        return list(entries.values()), await find_stopped(session, tenant_id, await hashes_of(session, recipients))
 
     entries, stopped = run_with_session("suppressions", look, settings)
     if dry_run:
@@ -119,7 +120,7 @@ def _remove(
     removed = run_with_session("suppressions", lambda session: run(session, asked, who), settings)
     say(f"Removed {counted(removed.removed, 'suppressed recipient')}.")
     for entry in entries:
-        if entry.is_domain and entry.recipient not in asked.recipients:
+        if entry.is_domain and entry.recipient not in recipients:
             say(f"The domain {entry.recipient} is still suppressed, with all its addresses.")
     if replay and stopped:
         from dispatcher.cli.dlq_replay import replay_ids
@@ -128,10 +129,17 @@ def _remove(
         return replay_ids(settings, tuple(stopped), Act.of(actor, asked.reason), rate, as_json=as_json)
     if as_json:
         print_json(removed)
+    stopped = stopped or removed.stopped_email_ids
+    _say_stopped(stopped)
     if stopped:
-        _say_stopped(stopped)
-        say("To send each of them once, repeat this command with --replay.")
+        say(f"To send each of them once, {_REPLAY if recipients else _REPLAY_IDS}.")
     return Exit.DONE if removed.removed or stopped else Exit.FAILED
+
+
+def _recipients_of(asked: actions.RemoveSuppressions, *, is_needed: bool) -> tuple[str, ...]:
+    if is_needed and not asked.recipients:
+        raise click.UsageError("--replay and --dry-run need addresses or domains, not --id.")
+    return asked.recipients or ()
 
 
 def _show_removal(entries: list[Suppression], stopped: list[UUID], *, as_json: bool) -> None:
@@ -147,8 +155,8 @@ def _show_removal(entries: list[Suppression], stopped: list[UUID], *, as_json: b
 
 def _say_stopped(stopped: list[UUID]) -> None:
     if stopped:
-        examples = ", ".join(map(str, stopped[:_EXAMPLES]))
-        say(f"{counted(len(stopped), 'email')} failed because the recipients were suppressed, such as {examples}.")
+        about = f"{counted(len(stopped), 'email')} failed because the recipients were suppressed. For example:"
+        say(about + examples(stopped[:_EXAMPLES]))
 
 
 command: Final = _commands()

@@ -17,12 +17,14 @@ from unicodedata import combining, east_asian_width
 
 import click
 
-from dispatcher.cli.output import print_data
+from dispatcher.cli.output import print_data, say
 from dispatcher.domain.text import printable
 
 _GAP: Final = "   "
 _MARGIN: Final = " " * 4
 _NARROWEST_FOLD: Final = 20
+_RECORDS_BELOW: Final = 60
+"""A narrower terminal leaves out no column: a table that does not fit becomes records."""
 _MAX_CELL_CHARACTERS: Final = 4000
 """A longer text is cut, because all rows are as wide as the longest: an application can insert a key of a megabyte."""
 
@@ -38,13 +40,16 @@ class Table:
     """Rows of text below a heading and a rule; without names of columns, there is no heading and no rule.
 
     `right` has the numbers, from 0, of the columns that are aligned to the right. The words of column `fold` may be
-    broken on a narrow terminal.
+    broken on a narrow terminal. `optional` names the columns that a terminal may leave out, the least important first.
     """
 
-    def __init__(self, *columns: str, right: Iterable[int] = (), fold: int | None = None) -> None:
+    def __init__(
+        self, *columns: str, right: Iterable[int] = (), fold: int | None = None, optional: Iterable[str] = ()
+    ) -> None:
         self._columns = tuple(Styled(name, "bold") for name in columns)
         self._right = frozenset(right)
         self._fold = fold
+        self._optional = tuple(optional)
         self._rows: list[tuple[Styled, ...]] = []
 
     def add(self, *cells: object, style: str = "") -> None:
@@ -59,21 +64,60 @@ class Table:
     def show(self) -> bool:
         """Writes the table to stdout; returns False if the reader closed the pipe."""
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        return print_data("\n".join(self.lines(width, coloured=is_coloured(sys.stdout))))
+        table, left_out = (self, []) if width is None else self.within(width)
+        is_open = print_data("\n".join(table.lines(width, coloured=is_coloured(sys.stdout))))
+        if left_out:
+            say(f"This terminal is too narrow for: {', '.join(left_out)}. --json has everything.")
+        return is_open
+
+    def within(self, width: int) -> tuple[Table, list[str]]:
+        """This table without optional columns that do not fit, the empty ones first; and the names of the others.
+
+        The whole table if this is not enough, or if the terminal is so narrow that it shows records.
+        """
+        names, narrowest = [each.text for each in self._columns], self._narrowest()
+        empty = [name for name, cells in zip(names, self._texts(), strict=False) if {*cells[1:]} == {"-"}]
+        kept = list(range(len(names)))
+        for name in (*empty, *self._optional):
+            if sum(narrowest[at] for at in kept) <= _room(len(kept), width):
+                break
+            if name in names and names.index(name) in kept:
+                kept.remove(names.index(name))
+        if width < _RECORDS_BELOW or sum(narrowest[at] for at in kept) > _room(len(kept), width):
+            return self, []
+        return self._only(kept), [name for at, name in enumerate(names) if at not in kept and name not in empty]
+
+    def _only(self, kept: Sequence[int]) -> Table:
+        if not kept:  # a table without names of columns
+            return self
+        right = [at for at, each in enumerate(kept) if each in self._right]
+        made = Table(right=right, fold=kept.index(self._fold) if self._fold in kept else None)
+        made._columns = tuple(self._columns[at] for at in kept)
+        made._rows = [tuple(row[at] for at in kept) if row else () for row in self._rows]
+        return made
+
+    def _narrowest(self) -> list[int]:
+        """The least width of each column: its longest word, except in column `fold`."""
+        columns = self._texts()
+        return [
+            min(max(map(_width, cells)), _NARROWEST_FOLD)
+            if at == self._fold
+            else max(_width(word) for cell in cells for word in cell.split(" "))
+            for at, cells in enumerate(columns)
+        ]
+
+    def _texts(self) -> list[list[str]]:
+        """The texts of each column, with its name."""
+        shown = [self._columns, *self._rows] if self._columns else self._rows
+        return [[cell.text for cell in cells] for cells in zip(*filter(None, shown), strict=True)]
 
     def lines(self, width: int | None = None, *, coloured: bool = False) -> list[str]:
         """The table's lines, at most `width` characters long: cells are wrapped. If the longest words (except in column
         `fold`) do not fit side by side, each row becomes a record: one line per field."""
         shown = [self._columns, *self._rows] if self._columns else self._rows
-        columns = [[cell.text for cell in cells] for cells in zip(*filter(None, shown), strict=True)]
-        widths = [max(map(_width, cells)) for cells in columns]
+        widths = [max(map(_width, cells)) for cells in self._texts()]
         if width is not None:
-            narrowest = [
-                min(widths[at], _NARROWEST_FOLD)
-                if at == self._fold
-                else max(_width(word) for cell in cells for word in cell.split(" "))
-                for at, cells in enumerate(columns)
-            ]
+            narrowest = self._narrowest()
             if self._columns and sum(narrowest) > _room(len(widths), width):
                 return self._records(width, coloured=coloured)
             widths = _fitted(widths, narrowest, width)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.values import dataclass, field
@@ -26,12 +26,13 @@ contain both limits, too."""
 MAX_CONCURRENT: Final = 100_000
 """The highest number of attempts at the same time that an operator can set for a recipient domain."""
 MOST_WAITING: Final = 10_000
-"""The emails that wait for a domain's ceiling are counted up to this number."""
+"""The emails that wait for a domain's ceiling, or because of a pause, are counted up to this number."""
 LIMITED_PROVIDER: Final = "smtp"
 """The provider to which the ceilings of recipient domains apply. Other providers choose their own pace for each
 domain."""
 
 
+P = TypeVar("P", bound="Pause")
 _PRIVATE: Final = re.compile(r" \([^()]*@[^()]*\)$|@.*$")
 
 
@@ -79,7 +80,31 @@ class Pause:
         )
 
 
-def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
+@dataclass(frozen=True, slots=True)
+class ListedPause(Pause):
+    """A pause, and its effect."""
+
+    # the due emails that wait because of it, counted up to `MOST_WAITING`; None for a provider's pause
+    waiting: int | None = None
+    # whether the tenant has emails, or the provider had one in the last 30 days; None for other pauses
+    has_emails: bool | None = None
+
+    @property
+    def effect(self) -> str:
+        """What the pause stops, in one sentence or two; a name without emails may be misspelt."""
+        more = " or more" if (self.waiting or 0) >= MOST_WAITING else ""
+        due = f"{self.waiting:,}{more} due email{_s(self.waiting)}" if self.waiting is not None else ""
+        effect = f"{due} {'waits' if self.waiting == 1 else 'wait'} because of it." if due else ""
+        when = "" if self.scope is PauseScope.TENANT else " in the last 30 days"
+        warning = f"The {self.scope} {self.name!r} has no email{when}: check the name."
+        return effect if self.has_emails is not False else f"{warning} {effect}".strip()
+
+    def describe(self) -> str:
+        """As `Pause.describe`, with the effect."""
+        return f"{Pause.describe(self)} {self.effect}".strip()
+
+
+def seen_by(pauses: Sequence[P], tenant_id: str | None) -> list[P]:
     """All pauses; or, for a tenant, only its own pause, with a login instead of an actor."""
     if tenant_id is None:
         return list(pauses)

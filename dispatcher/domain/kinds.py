@@ -103,7 +103,7 @@ def number(least: float, most: float) -> Kind[float]:
         return float(value)
 
     schema = {"type": "number", "minimum": least, "maximum": most}
-    return Kind(f"must be a number from {least:g} to {most:,.0f}", schema, read, float, "N")
+    return Kind(f"must be a number from {least:g} to {most:,.0f}, such as 2.5", schema, read, float, "N")
 
 
 def whole(least: int, most: int) -> Kind[int]:
@@ -160,8 +160,14 @@ def many(item: Kind[T], most: int, items: str) -> Kind[tuple[T, ...]]:
             raise Wrong(*mistakes)
         return tuple(found)
 
-    def parse(text: str) -> list[str]:
-        return [each for each in re.split(r"[\s,]+", text) if each]
+    def parse_item(text: str) -> Any:
+        try:
+            return item.parse(text)
+        except ValueError:
+            return text  # `read` refuses it, and names its position
+
+    def parse(text: str) -> list[Any]:
+        return [parse_item(each) for each in re.split(r"[\s,]+", text) if each]
 
     schema = {"type": "array", "minItems": 1, "maxItems": most, "items": dict(item.schema)}
     return Kind(rule, schema, read, parse, item.metavar)

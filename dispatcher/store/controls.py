@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.controls import Controls, DomainLimit, LanePolicy, LaneRule, Pause, TenantLimit
+from dispatcher.domain.controls import (
+    MOST_WAITING,
+    Controls,
+    DomainLimit,
+    LanePolicy,
+    LaneRule,
+    Pause,
+    TenantLimit,
+)
 from dispatcher.store.statements import Source, statement
 
 READ_SECONDS: Final = 1.0
 """Each process looks for changes at this interval, so that a change is in force on all hosts within two seconds."""
 MOST_DUE: Final = 10_000
 """Due emails of a lane and tenant are counted up to this number."""
+MOST_SUGGESTED: Final = 200
+"""The most tenants that a page suggests."""
 MOST_PAIRS: Final = 100
 """The most pairs of a lane and a tenant whose due emails are counted."""
 
@@ -61,6 +72,12 @@ async def read_controls(source: Source) -> Controls:
 
 @statement
 async def list_pauses(source: Source, *, email_id: UUID | None = None) -> list[Pause]: ...
+@statement
+async def find_paused_emails(
+    source: Source, scopes: Sequence[str], names: Sequence[str], *, most: int = MOST_WAITING
+) -> list[tuple[int | None, bool | None]]: ...
+@statement
+async def list_tenants_with_emails(source: Source, *, most: int = MOST_SUGGESTED) -> list[str]: ...
 @statement
 async def count_due(source: Source, *, pairs: int = MOST_PAIRS, most: int = MOST_DUE) -> list[Due]: ...
 @statement

@@ -6,15 +6,18 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from sys import byteorder
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from dispatcher.domain.suppression import AddedSuppressions, Recipient, SuppressionReason
+from dispatcher.domain.suppression import AddedSuppressions, Recipient, Suppression, SuppressionReason
 from dispatcher.domain.values import dataclass
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Row, Source, fetch, statement
+
+MOST_NAMED: Final = 20
+"""The most tenants with entries that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +165,12 @@ async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: 
 async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None: ...
 @statement
 async def delete_suppressions(
-    source: Source, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
-) -> list[int]: ...
+    source: Source, tenant_id: str, address_hashes: Sequence[bytes], ids: Sequence[int], *, actor: str, reason: str
+) -> list[bytes]: ...
+@statement
+async def find_suppressions_of_email(source: Source, tenant_id: str, email_id: UUID) -> list[Suppression]: ...
+@statement
+async def list_suppressing_tenants(source: Source, *, tenant_id: None = None, most: int = MOST_NAMED) -> list[str]: ...
 @statement
 async def export_suppressions(
     source: Source, tenant_id: str, *, before: int | None, limit: int

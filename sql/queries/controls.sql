@@ -14,6 +14,79 @@ where (until_at is null or until_at > clock_timestamp())
     )
 order by began_at, scope, name;
 
+-- name: find_paused_emails
+-- For each given pause: how many due emails wait because of it, counted up to `most` (null: a provider's pause, because
+-- other providers may send the emails); and whether an email of the tenant exists, or was tried by the provider in the
+-- last 30 days (null: any other pause). Emails are compared as in find_due_of_tenants.
+with recursive lane (name) as (
+    select min(lane)
+    from dispatcher.email_log
+    where publish_due_at is not null
+    union all
+    select (
+        select min(e.lane) from dispatcher.email_log as e where e.publish_due_at is not null and e.lane > lane.name
+    )
+    from lane
+    where lane.name is not null
+)
+select
+    case when p.scope <> 'provider' then due.emails end as waiting,
+    case p.scope
+        when 'tenant' then exists (select from dispatcher.email_idempotency as k where k.tenant_id = p.name)
+        when 'provider' then exists (
+            select from dispatcher.email_hourly as h where h.provider = p.name and h.hour > now() - interval '30 days'
+        )
+    end as has_emails
+from unnest(%(scopes)s::text[], %(names)s::text[]) with ordinality as p (scope, name, position)
+cross join lateral (
+    select count(*)::integer as emails
+    from (
+        (
+            select 1
+            from dispatcher.email_log as e
+            where p.scope = 'all'
+                and e.publish_due_at <= now()
+            limit %(most)s
+        )
+        union all
+        (
+            select 1
+            from dispatcher.email_log as e
+            where p.scope = 'lane'
+                and e.lane = p.name
+                and e.publish_due_at <= now()
+            limit %(most)s
+        )
+        union all
+        (
+            select 1
+            from lane
+            join dispatcher.email_log as e
+                on (e.lane, e.tenant_id, e.publish_due_at) >= (lane.name, p.name, '-infinity')
+                and (e.lane, e.tenant_id, e.publish_due_at) <= (lane.name, p.name, now())
+                and e.publish_due_at is not null
+            where p.scope = 'tenant'
+            limit %(most)s
+        )
+    ) as first
+) as due
+order by p.position;
+
+-- name: list_tenants_with_emails
+-- The first tenants that have emails, by their names (see find_tenants_of_key).
+with recursive tenant (tenant_id) as (
+    select min(tenant_id)
+    from dispatcher.email_idempotency
+    union all
+    select (select min(k.tenant_id) from dispatcher.email_idempotency as k where k.tenant_id > t.tenant_id)
+    from tenant as t
+    where t.tenant_id is not null
+)
+select tenant_id
+from tenant
+where tenant_id is not null
+limit %(most)s;
+
 -- name: list_lane_policies
 -- Earlier releases stored weights that are no longer allowed, such as NaN. Such a weight counts as 1.
 select

@@ -1,10 +1,10 @@
 -- name: list_held
--- A page of held emails, oldest first, with everything that is known about each. Reads only the emails of this page.
+-- A page of held emails, newest first, with everything that is known about each. Reads only the emails of this page.
 with page as (
     select e.*
     from {dead_emails}
-    where %(after_email_id)s::uuid is null or e.email_id > %(after_email_id)s
-    order by e.email_id
+    where %(after_email_id)s::uuid is null or e.email_id < %(after_email_id)s
+    order by e.email_id desc
     limit %(limit)s
 )
 select
@@ -27,7 +27,7 @@ left join lateral (
     where v.email_id = p.email_id
         and v.doubt is distinct from 'impossible'
 ) as events on true
-order by p.email_id;
+order by p.email_id desc;
 
 -- name: confirm_held
 -- An operator confirms that held emails arrived. Returns a row per email that exists: its verdict, and previous status.

@@ -92,19 +92,20 @@ select count(*)::integer as added, ((select count(*) from input) - count(*))::in
 from written;
 
 -- name: delete_suppressions
--- Removes entries of one tenant for an operator, and audits this without addresses. Returns the id of each removed entry.
+-- Removes entries of one tenant for an operator, and audits this without addresses. Returns the hash of each removed
+-- entry.
 with changed as (
     delete from dispatcher.suppression
     where tenant_id = %(tenant_id)s
-        and address_hash = any(%(address_hashes)s::bytea[])
+        and (address_hash = any(%(address_hashes)s::bytea[]) or suppression_id = any(%(ids)s::bigint[]))
     returning
-        suppression_id, 'unsuppress' as act,
+        address_hash, 'unsuppress' as act,
         jsonb_build_object(
             'tenant', tenant_id, 'suppression_id', suppression_id, 'was', reason, 'since', created_at
         ) as detail
 ),
 {audited}
-select suppression_id
+select address_hash
 from changed;
 
 -- part: suppression
@@ -112,18 +113,37 @@ from changed;
 suppression_id as id, masked as recipient, is_domain, reason as kind, created_at, expires_at, source_email_id, note,
 tenant_id
 
+-- part: asked_tenants
+-- The given tenant; without it, every tenant that has entries: steps from tenant to tenant in the unique index, which
+-- begins with the tenant. The last row is null.
+tenant (tenant_id) as (
+    select coalesce(%(tenant_id)s::text, (select min(tenant_id) from dispatcher.suppression))
+    union all
+    select (select min(s.tenant_id) from dispatcher.suppression as s where s.tenant_id > t.tenant_id)
+    from tenant as t
+    where t.tenant_id is not null
+        and %(tenant_id)s::text is null
+)
+
 -- name: list_suppressions
--- As list_recent_events, for one tenant's entries. Includes entries that have ended.
-with examined as (
-    select {suppression}
-    from dispatcher.suppression
-    where tenant_id = %(tenant_id)s
-        and (%(since)s::timestamptz is null or created_at >= %(since)s)
-        and (
-            %(after_id)s::bigint is null
-            or (created_at, suppression_id) < (%(after_created_at)s::timestamptz, %(after_id)s)
-        )
-    order by created_at desc, suppression_id desc
+-- As list_recent_events, for the entries of a tenant, or of all. Includes entries that have ended.
+with recursive {asked_tenants},
+examined as (
+    select s.*
+    from tenant
+    cross join lateral (
+        select {suppression}
+        from dispatcher.suppression
+        where tenant_id = tenant.tenant_id
+            and (%(since)s::timestamptz is null or created_at >= %(since)s)
+            and (
+                %(after_id)s::bigint is null
+                or (created_at, suppression_id) < (%(after_created_at)s::timestamptz, %(after_id)s)
+            )
+        order by created_at desc, suppression_id desc
+        limit case when %(kind)s::text is null then %(limit)s::bigint else %(examined)s::bigint end
+    ) as s
+    order by s.created_at desc, s.id desc
     limit %(examined)s
 ),
 wanted as (
@@ -146,12 +166,34 @@ union all
 order by created_at desc, id desc, recipient nulls last;
 
 -- name: find_suppressions
--- The entries of one tenant with the given hashes, newest first.
+-- The entries of a tenant, or of all, with the given hashes, newest first.
+with recursive {asked_tenants}
+select s.*
+from tenant
+cross join lateral (
+    select {suppression}
+    from dispatcher.suppression
+    where tenant_id = tenant.tenant_id
+        and address_hash = any(%(address_hashes)s::bytea[])
+) as s
+order by s.id desc;
+
+-- name: find_suppressions_of_email
+-- The entries in force that suppress a recipient about whom there is an event of this email.
 select {suppression}
 from dispatcher.suppression
 where tenant_id = %(tenant_id)s
-    and address_hash = any(%(address_hashes)s::bytea[])
-order by suppression_id desc;
+    and address_hash in (select address_hash from dispatcher.email_event where email_id = %(email_id)s)
+    and (expires_at is null or expires_at > now())
+order by suppression_id;
+
+-- name: list_suppressing_tenants
+-- The first tenants that have entries; tenant_id is null.
+with recursive {asked_tenants}
+select tenant_id
+from tenant
+where tenant_id is not null
+limit %(most)s;
 
 -- name: export_suppressions
 -- A page of one tenant's entries with ids below a given id, newest first: the id, and the cells of a line of an export.

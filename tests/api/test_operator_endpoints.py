@@ -181,7 +181,7 @@ INVALID: Final[list[tuple[str, dict[str, Any], list[str]]]] = [
     ("suppressions", {**ANN, "expires_at": "0001-01-01T00:00:00+23:59"}, ["#/expires_at"]),
     *(("webhooks", {"url": url}, ["#/url"]) for url in BAD_URLS),
     ("webhooks", {**HOOK, "events": []}, ["#/events"]),
-    ("webhooks", {**HOOK, "events": ["email.exploded"]}, ["#/events/0"]),
+    ("webhooks", {**HOOK, "events": ["email.read"]}, ["#/events/0"]),
     ("webhooks", {**HOOK, "events": [["email.sent"]]}, ["#/events/0"]),
     ("webhooks", {**HOOK, "all_tenants": True}, ["#"]),
 ]

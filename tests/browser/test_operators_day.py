@@ -142,8 +142,10 @@ def test_a_day_on_the_page(stage: Stage, tab: Tab) -> None:
 
     stopped = day.stop_by_suppression("bounced-page@example.org")
     tab.go("/suppressions")
+    page.get_by_text("Look up a recipient…").click()
     page.get_by_label("Address or domain", exact=True).fill("bounced-page@example.org")
     page.get_by_role("button", name="Look up").click()
+    page.get_by_role("region", name="b•••").get_by_text("Remove…").click()
     press(tab, "Remove the entry")
     page.get_by_role("link", name="replay them").click()
     page.get_by_role("link", name="Replay these: dry run").click()

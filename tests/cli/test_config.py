@@ -46,6 +46,13 @@ def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine)
     assert (url["source"], url["value"]) == ("file", "postgresql://ann:***@db/mail")
 
 
+def test_only_changed_settings_are_shown_on_request(bare: CommandLine) -> None:
+    lines = bare.having(DISPATCHER_WORKERS="3")("config", "--changed", "--json").json["settings"]
+
+    assert "DISPATCHER_WORKERS" in [line["variable"] for line in lines]
+    assert "default" not in [line["source"] for line in lines]
+
+
 def test_no_secret_is_shown_also_if_it_should_not_be_there_and_lines_fit_a_terminal(bare: CommandLine) -> None:
     right, wrong = bare.having(**SECRETS), bare.having(**SECRETS, **MISPLACED)
     shown = [each("config", *form) for each in (right, wrong) for form in ((), ("--json",))]

@@ -153,3 +153,29 @@ def test_the_secret_of_a_webhook_is_shown_once(storing: CommandLine) -> None:
     assert made["secret"] not in listed.stdout
     (webhook,) = listed.json["webhooks"]
     assert (webhook["tenant_id"], webhook["events"]) == ("shop", ["email.failed", "email.bounced"])
+
+
+def test_a_pause_says_how_many_emails_wait_and_doubts_names_that_have_none(storing: CommandLine, tables: Books) -> None:
+    tables.enqueue(2, tenant_id="acme", lane="bulk")
+    tables.enqueue(1, tenant_id="shop", lane="bulk")
+
+    effects = {
+        ("tenant", "acme"): "2 due emails wait because of it.",
+        ("tenant", "acmee"): "The tenant 'acmee' has no email: check the name. 0 due emails wait because of it.",
+        ("lane", "bulk"): "3 due emails wait because of it.",
+        ("all",): "3 due emails wait because of it.",
+        ("provider", "smtp"): "The provider 'smtp' has no email in the last 30 days: check the name.",
+    }
+    for what, effect in effects.items():
+        assert effect in storing("pause", *what, "--reason", "ticket 4711").stderr, what
+    listed = storing("pause", "list", "--json").json["pauses"]
+    assert [(each["waiting"], each["has_emails"]) for each in listed] == [
+        *((2, True), (0, False), (3, None), (3, None), (None, False))
+    ]
+
+
+def test_a_domain_is_unset_by_its_former_verb_too(storing: CommandLine) -> None:
+    for verb in ("unset", "remove"):
+        assert storing("domains", "set", "example.org", "--per-second", "5").code == 0
+        assert storing("domains", verb, "example.org").code == 0
+    assert "remove" not in storing("domains", "--help").stdout

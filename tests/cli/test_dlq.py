@@ -120,7 +120,7 @@ def test_without_yes_and_without_a_terminal_nothing_is_replayed(offline: Command
 
     assert (none.code, none.stderr) == (0, "No failed or held email matches.\n")
     assert asked.code == 2
-    assert f"1 email: can be sent again. For example {email_id}" in asked.stderr
+    assert f"1 email: can be sent again. For example:\n  {email_id}\n" in asked.stderr
     assert "Add --yes." in asked.stderr
     assert (dry.code, dry.json["emails"]) == (0, {"replayed": 1})
     assert dead.books.statuses() == {"failed": 1}
@@ -255,7 +255,7 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(prepared: Comman
     asked = prepared("dlq", "discard", first["poison_id"], *WHY)
     dry = prepared("dlq", "discard", first["poison_id"], "--dry-run", "--yes")
     limited = prepared("dlq", "list", "--poison", "--json", "--limit", "1")
-    discarded = prepared("dlq", "discard", first["poison_id"], *WHY, "--yes")
+    discarded = prepared("dlq", "discard", first["poison_id"], *WHY, "--yes", "--json")
 
     assert first["beginning"] == "\\x1b[2Jgarbage"
     assert "1b 5b 32 4a" in shown.stdout
@@ -263,6 +263,7 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(prepared: Comman
     assert (broken.code, fixed.code, asked.code, discarded.code) == (1, 0, 2, 0)
     assert (dry.code, "Nothing was changed." in dry.stderr) == (0, True)
     assert [each["poison_id"] for each in limited.json["poison"]] == [first["poison_id"]]
+    assert discarded.json == {"discarded": 1}
     assert prepared("dlq", "list", "--poison", "--json").json == {"poison": [], "total": 0}
     (taken,) = asyncio.run(dead_emails.rabbit.take_all(dead_emails.topology.queue, 1))
     assert taken.body == repaired.read_bytes()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+from dispatcher import enqueue_many
 from tests.cli.commandline import CommandLine
-from tests.store.books import Books
+from tests.store.books import Books, email
 from tests.store.damaged_rows import insert_damaged
 
 ADDRESS = "ann@example.org"
@@ -49,6 +50,29 @@ def test_an_email_is_found_by_its_recipient_and_shown_with_its_timeline(storing:
     assert (nobody.code, nobody.stdout, nobody.stderr) == (1, "", "No email matches.\n")
 
 
+def test_a_key_is_shown_whatever_its_tenant_and_tenants_with_the_same_key_are_listed(
+    storing: CommandLine, tables: Books
+) -> None:
+    keys = (("only-1", "shop"), ("both-1", "acme"), ("both-1", "shop"))
+    made = enqueue_many(tables.connection, [email(key, tenant_id=tenant) for key, tenant in keys])
+    only, of_acme, of_shop = (each.email_id for each in made)
+
+    shown = storing("show", "only-1", "--no-queue", "--json")
+    several = storing("show", "both-1", "--no-queue")
+    of_one = storing("show", "both-1", "--no-queue", "--tenant", "shop", "--json")
+    of_id = storing("show", str(of_acme), "--no-queue", "--json")
+    none = storing("show", "none-1", "--no-queue")
+    foreign = storing("show", "only-1", "--no-queue", "--tenant", "acme")
+
+    assert [each.json["id"] for each in (shown, of_one, of_id)] == [str(each) for each in (only, of_shop, of_acme)]
+    assert (several.code, several.stdout) == (1, "")
+    assert f"acme ({of_acme}), shop ({of_shop})" in several.stderr
+    assert "--tenant" in several.stderr
+    assert (none.code, foreign.code) == (1, 1)
+    assert "No tenant has an email with the message key 'none-1'." in none.stderr
+    assert "Tenant 'acme' has no email with the message key 'only-1'." in foreign.stderr
+
+
 def test_a_page_names_the_next_page(storing: CommandLine, tables: Books) -> None:
     first, second, third = held(tables, 3)
 
@@ -59,8 +83,8 @@ def test_a_page_names_the_next_page(storing: CommandLine, tables: Books) -> None
     none = storing("held", "list", "--older-than", "1h")
 
     assert [email["id"] for email in found["emails"] + older["emails"]] == [third, second, first]
-    assert [email["email_id"] for email in page["emails"]] == [first, second]
-    assert [email["email_id"] for email in rest["emails"]] == [third]
+    assert [email["email_id"] for email in page["emails"]] == [third, second]
+    assert [email["email_id"] for email in rest["emails"]] == [first]
     assert (older["next"], rest["next"]) == (None, None)
     assert (none.code, none.stdout, none.stderr) == (0, "", "No held email matches.\n")
 
@@ -142,8 +166,8 @@ def test_a_filter_shows_what_it_selects_and_asks(storing: CommandLine, tables: B
     selected = {"selected": {"pending": 25, "waiting": 1}, "samples": {"pending": bulk[:5], "waiting": [late]}}
     assert (dry.code, dry.json) == (0, {**selected, "others": 0, "has_more": False, "results": {}, "unchanged": {}})
     assert unasked.code == 2
-    assert f"25 emails: pending. For example {bulk[0]}, " in unasked.stderr
-    assert f"1 email: waiting. For example {late}\n" in unasked.stderr
+    assert f"25 emails: pending. For example:\n  {bulk[0]}\n  " in unasked.stderr
+    assert f"1 email: waiting. For example:\n  {late}\n" in unasked.stderr
     assert unchanged == {"pending": 26, "waiting": 1}
     assert (done.code, "26 emails: cancelled." in done.stderr) == (0, True)  # more than 20 are counted, not listed
     assert (none_left.code, none_left.stderr) == (0, "No pending or waiting email matches.\n")

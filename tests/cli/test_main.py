@@ -142,6 +142,29 @@ def test_a_table_wraps_cells_becomes_records_if_narrow_and_replaces_control_char
     assert max(map(len, table("x" * 1_000_000).lines())) < 5000
 
 
+def test_a_table_leaves_out_columns_before_it_becomes_records() -> None:
+    made = Table("email", "queue", "note", "key", "status", right=[4], optional=("queue", "key"))
+    for at in range(2):
+        made.add(f"0198c2f4-0000-7000-8000-00000000000{at}", "email.dispatcher.normal", "-", "order-17-receipt", "sent")
+
+    def heading(width: int) -> str:
+        return " ".join(made.within(width)[0].lines(width)[0].split())
+
+    assert [heading(width) for width in (110, 90, 80, 60)] == [
+        "email queue note key status",
+        "email queue key status",
+        "email key status",
+        "email status",
+    ]
+    assert made.within(80)[1] == ["queue"]
+    assert made.within(59) == (made, [])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_a_script_that_completes_commands(settled: CommandLine, shell: str) -> None:
+    assert f"_DISPATCHER_COMPLETE={shell}_complete" in settled("completion", shell).stdout
+
+
 ID = "00000000-0000-7000-8000-000000000000"
 PRIVATE = "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"
 LANES = "it must be one of DISPATCHER_LANES: urgent, normal, bulk"
@@ -167,7 +190,7 @@ WRONG: dict[str, str] = {
     "keys create --name shop --all-tenants --scope read --allow-lane nosuch": f"'--allow-lane': {LANES}",
     "keys create --name s --all-tenants --scope read --tenant s": "'--all-tenants': it cannot be combined with",
     "webhooks add https://shop.example.com/": "either --tenant or --all-tenants",
-    "webhooks add https://shop.example.com/ --tenant shop --events email.opened": "email.sent",
+    "webhooks add https://shop.example.com/ --tenant shop --events email.read": "email.sent",
     "webhooks add https://127.0.0.1/hooks --all-tenants": f"{PRIVATE}=on allows other",
     "webhooks add https://ann:secret@example.com/ --all-tenants": "no user, password",
     "webhooks replay 1 --since yesterday": "'--since': it must be an age such as 90s, 2h or 3d, or a time such as",
@@ -193,6 +216,8 @@ WRONG: dict[str, str] = {
     "find --from secret@": "--from",
     "forget 'not an address' --reason x --yes": "ADDRESS",
     "forget +1 --reason x --yes": "The number must be a phone number",
+    "tenants set a --per-second abc": "'--per-second': it must be a number from 0.001 to 1,000,000, such as 2.5.",
+    "status --watch abc": "'--watch': 'abc' is not a number from 0.1 to 86,400, such as 2.5.",
     "status --history 0s": "--history",
     "status --history 7d --watch": "--watch",
     "doctro": "Did you mean 'doctor'?",

@@ -59,6 +59,32 @@ def test_pages_and_kinds(storing: CommandLine, tables: Books) -> None:
     assert complaints[0]["expires_at"] is not None
 
 
+def test_entries_of_all_tenants_are_listed_and_removed_by_id(storing: CommandLine, tables: Books) -> None:
+    suppress(tables.connection, "ann@example.org", tenant_id="acme")
+    suppress(tables.connection, "ann@example.org", "bob@example.org", tenant_id="shop")
+    email_id = stopped(tables, "bob@example.org", tenant_id="shop")
+    remove = ("suppressions", "remove", "--id", str(entries(tables)[2]["suppression_id"]), *WHY)
+
+    pages, after = [], ["--limit", "1"]
+    while after:
+        document = storing("suppressions", "list", *after, "--json").json
+        pages += [(each["tenant_id"], each["recipient"][0]) for each in document["suppressions"]]
+        after = ["--limit", "1", "--after", document["next"]] if document["next"] else []
+    of_kind = storing("suppressions", "list", "--kind", "hard_bounce", "--json").json["suppressions"]
+    found = storing("suppressions", "list", "ann@example.org", "--json").json["suppressions"]
+    empty = storing("suppressions", "list", "--tenant", "default")
+    of_another = storing(*remove, "--json").json
+    removed = storing(*remove, "--tenant", "shop", "--json").json
+    both = storing(*remove, "ann@example.org")
+
+    assert pages == [("shop", "b"), ("shop", "a"), ("acme", "a")]
+    assert (len(of_kind), [each["tenant_id"] for each in found]) == (3, ["shop", "acme"])
+    assert "Tenant 'default' suppresses no such recipient. Tenants with entries: acme, shop." in empty.stderr
+    assert (of_another["removed"], removed["removed"]) == (0, 1)
+    assert removed["stopped_email_ids"] == [str(email_id)]
+    assert (both.code, len(entries(tables))) == (2, 2)
+
+
 def test_a_removal_names_the_emails_that_the_entry_stopped(storing: CommandLine, tables: Books) -> None:
     suppress(tables.connection, "ann@example.org", "bob@example.org")
     email_id = stopped(tables, "Ann <ann@example.org>")
@@ -72,7 +98,7 @@ def test_a_removal_names_the_emails_that_the_entry_stopped(storing: CommandLine,
     done = storing(*arguments)
     again = storing(*arguments, "--json")
 
-    assert f"1 email failed because the recipients were suppressed, such as {email_id}." in tried.stderr
+    assert f"1 email failed because the recipients were suppressed. For example:\n  {email_id}\n" in tried.stderr
     assert done.code == 0
     assert "Removed 1 suppressed recipient." in done.stderr
     assert "--replay" in done.stderr

@@ -48,7 +48,7 @@ def test_a_text_is_read(kind: Kind[Any], text: str, expected: object) -> None:
         (COUNT, 6, [("", "must be a whole number from 1 to 5")]),
         (COUNT, True, [("", "must be a whole number from 1 to 5")]),
         (COUNT, 1.5, [("", "must be a whole number from 1 to 5")]),
-        (kinds.LIMIT, float("nan"), [("", "must be a number from 0.001 to 1,000,000")]),
+        (kinds.LIMIT, float("nan"), [("", "must be a number from 0.001 to 1,000,000, such as 2.5")]),
         (kinds.FLAG, "true", [("", "must be true or false")]),
         (STATUS, "failed", [("", "must be one of: sent, held")]),
         (STATUS, ["sent"], [("", "must be one of: sent, held")]),

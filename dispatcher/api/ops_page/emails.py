@@ -30,6 +30,7 @@ from dispatcher.ops.email_lines import EmailLine
 from dispatcher.ops.names import find_by_key
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_email
+from dispatcher.store.suppressions import find_suppressions_of_email
 
 _IDS: Final = ("email", "message key", "correlation id", "provider's id", "trace", "Message-ID")
 """The facts by which other systems identify the email."""
@@ -141,6 +142,8 @@ class _EmailPages:
             history = await find_shown(self.site, session, request, visitor)
             choices, why = await find_choices(session, history.email)
             (line,) = await self.site.lines(session, [history.email.email_id])
+            of_email = (history.email.tenant_id, history.email.email_id)
+            suppressed = await find_suppressions_of_email(session, *of_email) if history.trouble else []
         return await self.site.page(
             request,
             visitor,
@@ -151,6 +154,7 @@ class _EmailPages:
             choices=choices,
             why="" if history.trouble else why,
             trouble=history.trouble,
+            suppressed=suppressed,
             done=done(request, visitor, history),
             timeline=history.timeline,
             tone=_tone,

@@ -76,7 +76,7 @@ class _RevealedPages:
         wanted = self.site.sessions.seal(request, f"{email_id} {until}")
         is_sealed = wanted is not None and compare_digest(seal.encode(), wanted.encode())
         if not is_sealed or int(until) < time.time():
-            raise PageError(403, "The content is no longer revealed.", "Go back to the email, and reveal it again.")
+            raise PageError(404, "The content is no longer revealed.", "Go back to the email, and reveal it again.")
         async with self.site.session() as session:
             is_own = await find_email(session, email_id, tenant_id=visitor.tenant_id) is not None
             email = await read_content(session, email_id) if is_own else None

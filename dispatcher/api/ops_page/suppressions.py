@@ -18,6 +18,7 @@ from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.suppression import Recipient
+from dispatcher.store.suppressions import list_suppressing_tenants
 
 PATH: Final = "/suppressions"
 
@@ -29,7 +30,12 @@ def routes(site: Site) -> list[Route]:
         request: Request, visitor: Visitor, posted: face.Posted = face.NOTHING, looked_up: Any = None
     ) -> Response:
         shown = None if posted.form is None else {"tenant_id": posted.form.get("tenant_id", "")}
-        values = {"suppressions": suppressions, "path": PATH, "looked_up": looked_up, "filtered": shown}
+        tenants: list[str] = []
+        if visitor.tenant_id is None:
+            async with site.session() as session:
+                tenants = await list_suppressing_tenants(session)
+        values = {"path": PATH, "looked_up": looked_up, "filtered": shown, "tenants": tenants}
+        values |= {"suppressions": suppressions, "known": {"tenant_id": tenants}}
         return await face.list_page(site, request, visitor, "suppressions.html", suppressions.ACTIONS, posted, **values)
 
     async def look_up(request: Request, visitor: Visitor, form: Form) -> Response:

@@ -22,6 +22,7 @@ from tests.api.ops_page.browsing import Browser, links_of, signed_in, text_of, t
 from tests.api.ops_page.rows import audited, dead_email, event, write
 from tests.api.running_api import Answer, Api, make_key
 from tests.store.books import Books
+from tests.store.suppressing import hasher_of, suppress
 from tests.waiting import until_answer
 
 PAGES = ("/suppressions", "/events", "/webhooks", "/lanes", "/pauses", "/keys", "/audit")
@@ -122,6 +123,27 @@ async def test_a_recipient_is_suppressed_looked_up_masked_and_removed(operator: 
     assert "not suppressed" in text_of(again)
 
 
+async def test_suppressions_of_all_tenants_are_listed_and_removed_by_their_ids(operator: Browser, books: Books) -> None:
+    suppress(books.connection, "ann@example.org", tenant_id="acme")
+    suppress(books.connection, "bob@example.org", tenant_id="shop")
+
+    listed = text_of(await operator.get("/ops/suppressions"))
+    assert ("a•••@example.org" in listed, "b•••@example.org" in listed) == (True, True)
+    empty = text_of(await operator.get("/ops/suppressions?tenant_id=default"))
+    assert "The tenant default suppresses no such recipient. Tenants with entries: acme , shop ." in empty
+
+    email_id = books.enqueue_one(tenant_id="shop")
+    books.change(email_id, status="sent", delivery="bounced_hard", publish_due_at=None)
+    address_hash = hasher_of(books.connection).hash("bob@example.org")
+    event(books, email_id, bounce="hard", address_hash=address_hash)
+    page = text_of(await operator.get(f"/ops/emails/{email_id}"))
+    assert "The recipient b•••@example.org is suppressed (Hard bounce) since" in page
+    await operator.submit("/suppressions/remove", reason="mailbox works again")
+    assert "b•••@example.org" not in text_of(await operator.follow())
+    assert "is suppressed" not in text_of(await operator.get(f"/ops/emails/{email_id}"))
+    assert [row["tenant_id"] for row in books.select("select tenant_id from suppression")] == ["acme"]
+
+
 async def test_events_link_to_their_emails_and_are_filtered_and_paged(operator: Browser, books: Books) -> None:
     email_id = books.enqueue_one(tenant_id="shop")
     event(books, books.enqueue_one(), "delivered")
@@ -194,6 +216,20 @@ async def test_a_pause_shows_on_every_page_until_it_is_resumed(operator: Browser
     await operator.submit("/resume/lane", reason="legal is done")
     text = text_of(await operator.follow())
     assert ("Nothing is paused." in text, "Paused:" in text) == (True, False)
+
+
+async def test_the_page_says_what_a_pause_stops_and_suggests_known_tenants(operator: Browser, books: Books) -> None:
+    books.enqueue(2, tenant_id="acme")
+    page = await operator.get("/ops/pauses")
+    assert '<option value="acme"></option>' in page.body.decode()
+
+    for tenant, effect in {
+        "acmee": "The tenant 'acmee' has no email: check the name. 0 due emails wait because of it.",
+        "acme": "2 due emails wait because of it.",
+    }.items():
+        await operator.submit("/pause/tenant", tenant_id=tenant, reason="complaints")
+        assert effect in text_of(await operator.follow())
+        await operator.get("/ops/pauses")
 
 
 async def test_a_provider_for_which_workers_wait_is_shown_to_operators_for_all_tenants(

@@ -42,7 +42,7 @@ _OWN: Final = re.compile(r"(?:/ops(?:[/?].*)?|#main)")
 _TAGS: Final = re.compile(
     "html|head|meta|title|link|script|body|a|header|div|button|span|form|label|input|nav|ul|ol|li|main|footer|h1|h2|h3"
     "|p|section|dl|dt|dd|table|caption|thead|tbody|tr|th|td|code|bdi|wbr|details|summary|time|strong|pre|datalist"
-    "|option|select|br|textarea|dialog|kbd"
+    "|option|select|br|textarea|dialog|kbd|fieldset|legend|iframe"
 )
 
 
@@ -55,6 +55,8 @@ class _Checker(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if not _TAGS.fullmatch(tag):
             self.faults.append(f"element {tag}")
+        if tag == "iframe" and dict(attrs).get("sandbox") != "":
+            self.faults.append("a frame that may do something")
         for name, value in attrs:
             if name.startswith(("on", "hx-on")) or name in ("style", "srcdoc", "http-equiv"):
                 self.faults.append(f"attribute {name}")
