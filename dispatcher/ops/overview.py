@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from dispatcher.store.figures import (
     Attempts,
     BoundedCount,
     Latency,
+    Pace,
     count_for_overview,
     count_paused,
     find_alert_check,
@@ -30,6 +31,7 @@ from dispatcher.store.figures import (
     list_host_reports,
     list_workers,
     measure_latency,
+    measure_paces,
     one_snapshot,
     sum_attempts,
 )
@@ -108,6 +110,7 @@ class Overview:
         paused: Pending emails that an operator paused; None if they were not counted.
         pauses: The pauses that are in force; for a visitor of one tenant, only the pause of this tenant.
         sample: The newest of the counts that a monitor stores every minute; None if none is stored.
+        paces: How fast each `host` and each `provider` sent lately, by the kind and the name.
         check: The last check of the DLQ, with the active alerts; None if no monitor has checked yet.
     """
 
@@ -118,6 +121,7 @@ class Overview:
     oldest_pending_seconds: float | None = None
     longest_due_seconds: float | None = None
     latency: Latency | None = None
+    paces: Mapping[tuple[str, str], Pace] = field(default_factory=dict)
     minutes: Sequence[Point] = ()
     hours: Sequence[Point] = ()
     days: Sequence[Point] = ()
@@ -134,12 +138,13 @@ class Overview:
 
 
 class Trends(NamedTuple):
-    """The figures that are read less often: the longest waits (see `find_oldest_pending`), the latency of the newest
-    emails, and the attempts of the last 24 hours, by hour."""
+    """The figures that are read less often: the longest waits (see `find_oldest_pending`), the latency and the
+    paces of the newest emails, and the attempts of the last 24 hours, by hour."""
 
     oldest_pending_seconds: float | None
     longest_due_seconds: float | None
     latency: Latency | None
+    paces: Sequence[Pace]
     hours: Sequence[Attempts]
 
 
@@ -184,9 +189,8 @@ class OverviewReader:
     async def _read_trends(self) -> Trends:
         async with self._open_session() as session, one_snapshot(session):
             oldest = await find_oldest_pending(session, limit=COUNTED)
-            return Trends(
-                *oldest, await measure_latency(session), await sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
-            )
+            latency, paces = await measure_latency(session), await measure_paces(session)
+            return Trends(*oldest, latency, paces, await sum_attempts(session, "hour", 23 * _HOUR_SECONDS))
 
     async def _read_tenant(self, tenant_id: str) -> Overview:
         async with self._open_session() as session, one_snapshot(session):
@@ -216,6 +220,7 @@ class OverviewReader:
             trends.oldest_pending_seconds,
             trends.longest_due_seconds,
             trends.latency,
+            {("host", each.host) if each.host else ("provider", each.provider or ""): each for each in trends.paces},
             points_of_minutes(samples, now),
             points(trends.hours, [_hour(now) - timedelta(hours=ago) for ago in reversed(range(24))]),
             points(days, [_hour(now).replace(hour=0) - timedelta(days=ago) for ago in reversed(range(DAYS))]),

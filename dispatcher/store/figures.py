@@ -93,6 +93,23 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the newest sent emails were sent: those of one host, or of one provider.
+
+    Attributes:
+        host, provider: One is None.
+        p50_seconds, p99_seconds: Of how long an attempt took.
+    """
+
+    host: str | None
+    provider: str | None
+    emails: int
+    per_minute: float
+    p50_seconds: float
+    p99_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Attempts:
     """The number of attempts in one hour or day with one provider and one outcome."""
 
@@ -217,6 +234,8 @@ async def find_oldest_pending(source: Source, *, limit: int = READ_PENDING) -> t
 async def count_sent_recently(source: Source) -> tuple[float, float]: ...
 @statement
 async def measure_latency(source: Source, *, limit: int = READ_FOR_LATENCY) -> Latency | None: ...
+@statement
+async def measure_paces(source: Source, *, limit: int = READ_FOR_LATENCY) -> list[Pace]: ...
 @statement
 async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]: ...
 @statement

@@ -182,48 +182,71 @@ from dispatcher.email_hourly
 where outcome = 'accepted'
     and hour > now() - interval '26 hours';
 
+-- part: newest_sent
+-- The emails that were sent in the last ten minutes, at most 1,000. Reads only the newest `limit` emails, and the newest
+-- `limit` emails that were enqueued before the oldest pending email: during a backlog, the newest emails are not sent yet.
+select *
+from (
+    (
+        select {of_sent}
+        from dispatcher.email_log
+        order by email_id desc
+        limit %(limit)s
+    )
+    union
+    (
+        select {of_sent}
+        from dispatcher.email_log
+        where email_id < (
+            select email_id
+            from dispatcher.email_log
+            where status between 'pending' and 'pending'
+            order by status, email_id
+            limit 1
+        )
+        order by email_id desc
+        limit %(limit)s
+    )
+) as read
+where status = 'sent'
+    and sent_at > statement_timestamp() - interval '10 minutes'
+    and isfinite(sent_at)
+    and isfinite(since)
+order by sent_at desc
+limit 1000
+
+-- part: of_sent
+email_id, sent_at, coalesce(due_since, created_at) as since, status, provider, attempt_worker, attempt_started_at,
+attempt_finished_at
+
 -- name: measure_latency
--- The latency of the emails that were sent in the last ten minutes, of at most 1,000: their number, and the 50th, 95th
--- and 99th percentile in seconds. The latency is the time from when an email could first be sent until a provider
--- accepted it. Zero rows: no email was sent. Reads only the newest `limit` emails, and the newest `limit` emails that were
--- enqueued before the oldest pending email: during a backlog, the newest emails are not sent yet.
+-- The latency of the newest sent emails (newest_sent): their number, and the 50th, 95th and 99th percentile in seconds.
+-- The latency is the time from when an email could first be sent until a provider accepted it. Zero rows: no email was
+-- sent.
 select
     count(*) as emails,
     percentile_cont(0.5) within group (order by extract(epoch from sent_at - since)) as p50_seconds,
     percentile_cont(0.95) within group (order by extract(epoch from sent_at - since)) as p95_seconds,
     percentile_cont(0.99) within group (order by extract(epoch from sent_at - since)) as p99_seconds
-from (
-    select sent_at, coalesce(due_since, created_at) as since
-    from (
-        (
-            select email_id, sent_at, due_since, created_at, status
-            from dispatcher.email_log
-            order by email_id desc
-            limit %(limit)s
-        )
-        union
-        (
-            select email_id, sent_at, due_since, created_at, status
-            from dispatcher.email_log
-            where email_id < (
-                select email_id
-                from dispatcher.email_log
-                where status between 'pending' and 'pending'
-                order by status, email_id
-                limit 1
-            )
-            order by email_id desc
-            limit %(limit)s
-        )
-    ) as read
-    where status = 'sent'
-        and sent_at > statement_timestamp() - interval '10 minutes'
-        and isfinite(sent_at)
-        and isfinite(coalesce(due_since, created_at))
-    order by sent_at desc
-    limit 1000
-) as newest
+from ({newest_sent}) as newest
 having count(*) > 0;
+
+-- name: measure_paces
+-- The newest sent emails (newest_sent) by their host, and by their provider: the host or the provider (the other is
+-- null), their number, how many of them were sent per minute since the oldest of them, and the 50th and 99th percentile
+-- of how long the attempt took, in seconds.
+select
+    split_part(attempt_worker, ':', 1) as host,
+    provider,
+    count(*) as emails,
+    count(*) * 60.0 / greatest(extract(epoch from statement_timestamp() - min(min(sent_at)) over ()), 60) as per_minute,
+    percentile_cont(0.5) within group (order by extract(epoch from attempt_finished_at - attempt_started_at)) as p50_seconds,
+    percentile_cont(0.99) within group (order by extract(epoch from attempt_finished_at - attempt_started_at)) as p99_seconds
+from ({newest_sent}) as newest
+where attempt_worker is not null
+    and isfinite(attempt_finished_at - attempt_started_at)
+group by grouping sets ((split_part(attempt_worker, ':', 1)), (provider))
+order by host, provider;
 
 -- name: sum_attempts
 -- Attempts by hour or day (`unit`, in UTC), provider and outcome, for the last `seconds`, oldest first. The first

@@ -15,7 +15,7 @@ import pytest
 from dispatcher.cli.checks import CheckState, old_transaction_finding
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, connect_async, connected
-from dispatcher.store.figures import count_emails, count_for_monitor, measure_latency, sum_attempts
+from dispatcher.store.figures import count_emails, count_for_monitor, measure_latency, measure_paces, sum_attempts
 from dispatcher.store.old_transactions import OldTransaction, find_oldest_transaction
 from dispatcher.store.samples import QueueDepth, list_samples, save_sample
 from tests.store.books import Books
@@ -144,6 +144,34 @@ async def test_age_and_latency_of_a_scheduled_email_count_from_its_schedule(
     assert older == pytest.approx(3600, abs=60)
     assert latency is not None
     assert latency.p99_seconds == pytest.approx(2, abs=0.01)
+
+
+async def test_the_newest_emails_show_how_fast_each_host_and_each_provider_is(
+    session: AsyncSession, books: Books
+) -> None:
+    now = datetime.now(UTC)
+    for at, (worker, provider, seconds) in enumerate(
+        [("mail-1:w0:7:ab", "smtp", 0.03), ("mail-1:w1:8:cd", "smtp", 0.05), ("mail-2:w0:7:ef", "ses", 0.45)]
+    ):
+        books.change(
+            books.enqueue_one(),
+            status="sent",
+            sent_at=now - timedelta(seconds=120 - at),
+            provider=provider,
+            attempt_worker=worker,
+            attempt_started_at=now - timedelta(seconds=seconds),
+            attempt_finished_at=now,
+        )
+
+    paces = await measure_paces(session)
+
+    seen = {each.host or each.provider: (each.emails, round(each.per_minute, 1), each.p50_seconds) for each in paces}
+    assert seen == {
+        "mail-1": (2, 1.0, pytest.approx(0.04)),
+        "smtp": (2, 1.0, pytest.approx(0.04)),
+        "mail-2": (1, 0.5, pytest.approx(0.45)),
+        "ses": (1, 0.5, pytest.approx(0.45)),
+    }
 
 
 SINCE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
