@@ -113,6 +113,9 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         default=None,
     )
     error_type: Reason | None = field(one_of(Reason), "Only emails with this error type.", default=None)
+    text: str | None = field(
+        FILTER_TEXT, "Only emails whose last error contains this text; case does not matter.", default=None
+    )
     channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
     provider: str | None = field(FILTER_TEXT, "Only emails whose last attempt used this provider.", default=None)
     correlation_id: str | None = field(FILTER_TEXT, "Only emails with this correlation id.", default=None)

@@ -27,7 +27,7 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 """The earliest instant of a search, because email ids contain no earlier time."""
 _LOWEST: Final = UUID(int=0)
 _HIGHEST: Final = UUID(int=2**128 - 1)
-_COLUMNS: Final = ("correlation_id", "status", "provider", "error_type", "tenant_id", "lane", "channel")
+_COLUMNS: Final = ("correlation_id", "status", "provider", "error_type", "text", "tenant_id", "lane", "channel")
 """The filters that the statement compares with columns."""
 
 Check = Callable[[set[UUID]], Awaitable[set[UUID]]]

@@ -89,6 +89,10 @@ wanted as (
         and (%(lane)s::text is null or lane = %(lane)s)
         and (%(channel)s::text is null or channel = %(channel)s)
         and (%(error_type)s::text is null or error_type = %(error_type)s)
+        and (
+            %(text)s::text is null
+            or (error_type is not null and position(lower(%(text)s) in lower(last_error)) > 0)
+        )
         and (%(provider)s::text is null or provider = %(provider)s)
         and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
     order by email_id desc

@@ -100,11 +100,29 @@ async def test_filters_combine(desk: Desk) -> None:
 
 @pytest.mark.parametrize("budget", [BUDGET, SMALL], ids=["usual", "small"])
 @pytest.mark.parametrize(
-    "query", [{}, *STARTS, {"domain": "example.org", "tag": "receipt"}, {"sender": "shop@example.com"}], ids=str
+    "query",
+    [
+        *({}, *STARTS, {"domain": "example.org", "tag": "receipt"}, {"sender": "shop@example.com"}),
+        *({"delivery": "bounced"}, {"delivery": "bounced_hard", "text": "5.1.1 NO such"}, {"text": "no such user"}),
+    ],
+    ids=str,
 )
 async def test_pages_continue_where_the_previous_page_ended(desk: Desk, query: dict[str, Any], budget: Budget) -> None:
     ids = desk.books.enqueue(7, correlation_id="run", tags=["receipt"], to="ann@example.org")
     desk.books.enqueue(6, sender="x@example.net", to="bob@example.net", cc="c@example.net")
+    desk.books.connection.execute(
+        """
+        with said as (
+            insert into email_event (email_id, event_key, provider, kind, bounce, happened_at)
+            select email_id, decode(n, 'hex'), 'ses', 'bounced', 'hard', now()
+            from unnest(%s::uuid[]) as t (email_id), unnest(array['01', '02']) as k (n)
+        )
+        update email_log
+        set delivery = 'bounced_hard', error_type = 'refused', last_error = '550 5.1.1 No such user'
+        where email_id = any(%s)
+        """,
+        [ids, ids],
+    )
     if query.keys() <= {"status"}:
         ids = [row["email_id"] for row in desk.books.rows()]
 

@@ -27,6 +27,7 @@ class By(StrEnum):
     KEY = "key"
     ID = "id"
     CORRELATION = "correlation"
+    ERROR = "error"
 
 
 NAMES: Final[Mapping[By, str]] = {
@@ -36,6 +37,7 @@ NAMES: Final[Mapping[By, str]] = {
     By.KEY: "a message key",
     By.ID: "an email id",
     By.CORRELATION: "a correlation id",
+    By.ERROR: "words of an error",
 }
 
 
@@ -66,13 +68,18 @@ class SearchForm:
 
     def wanted(self, kind: By) -> ListEmails:
         """The search for emails that match both the filters and the text, which is of this kind."""
-        names = {By.RECIPIENT: "recipient", By.DOMAIN: "domain", By.CORRELATION: "correlation_id"}
+        names = {
+            By.RECIPIENT: "recipient",
+            By.DOMAIN: "domain",
+            By.CORRELATION: "correlation_id",
+            By.ERROR: "text",
+        }
         return self.filters.but(**{names[kind]: self.text.removeprefix("@") if kind is By.DOMAIN else self.text})
 
 
 def guess(text: str) -> tuple[By, ...]:
     """The kinds that a text can be, the most likely first. A text such as `@example.com` can only be a domain; every
-    other text can also be a key or a correlation id."""
+    other text can also be a key or a correlation id, and a text that is no address can be words of an error."""
     if as_id(text) is not None:
         return By.ID, By.KEY, By.CORRELATION
     if text.startswith("@") and is_domain(text[1:]):
@@ -80,8 +87,8 @@ def guess(text: str) -> tuple[By, ...]:
     if _is_address(text):
         return By.RECIPIENT, By.KEY, By.CORRELATION
     if is_domain(text):
-        return By.KEY, By.DOMAIN, By.CORRELATION
-    return By.KEY, By.CORRELATION
+        return By.KEY, By.DOMAIN, By.CORRELATION, By.ERROR
+    return By.KEY, By.CORRELATION, By.ERROR
 
 
 def as_id(text: str) -> UUID | None:

@@ -25,12 +25,12 @@ HOSTS = "mail-7.internal"
     [
         ("ann@example.org", (By.RECIPIENT, By.KEY, By.CORRELATION)),
         ("Ann Lee <Ann@Example.ORG>", (By.RECIPIENT, By.KEY, By.CORRELATION)),
-        ("example.org", (By.KEY, By.DOMAIN, By.CORRELATION)),
+        ("example.org", (By.KEY, By.DOMAIN, By.CORRELATION, By.ERROR)),
         ("@example.org", (By.DOMAIN,)),
-        ("order-17-receipt", (By.KEY, By.CORRELATION)),
-        ("127.0.0.1", (By.KEY, By.CORRELATION)),
+        ("order-17-receipt", (By.KEY, By.CORRELATION, By.ERROR)),
+        ("127.0.0.1", (By.KEY, By.CORRELATION, By.ERROR)),
         ("0199c0de-0000-7000-8000-000000000000", (By.ID, By.KEY, By.CORRELATION)),
-        ("<script>alert(1)</script>", (By.KEY, By.CORRELATION)),
+        ("<script>alert(1)</script>", (By.KEY, By.CORRELATION, By.ERROR)),
     ],
 )
 def test_a_text_is_an_address_a_domain_an_id_a_key_or_a_correlation_id(text: str, kinds: tuple[By, ...]) -> None:
