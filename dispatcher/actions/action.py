@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar, dataclass_trans
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import PAGE_ROWS, REASON, Kind, Wrong, cursor, cursor_text, cursor_values
 from dispatcher.domain.status import Status
+from dispatcher.domain.text import shown, unknown_fault
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError
 
@@ -29,6 +30,8 @@ R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 A = TypeVar("A", bound="Action[Any]")
 
+MAX_UNKNOWN: Final = 20
+"""The most unknown fields that a refusal names."""
 _REQUIRED: Final = object()
 _PATH_NAME: Final = re.compile(r"{(\w+)(?::\w+)?}")
 
@@ -442,15 +445,10 @@ def read(
     Raises:
         Mistakes: all mistakes of the request.
     """
-    mistakes: list[Mistake] = []
     values: dict[str, Any] = {}
     known = action.fields if only is None else only
-    for name in sorted((given.keys() | texts.keys()) - set(known)):
-        from difflib import get_close_matches  # here, because it takes as long as all records
-
-        near = get_close_matches(name, known, 1)  # never repeat the name: it may be private
-        hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
-        mistakes.append(Mistake("", f"has an unknown field; {hint}"))
+    unknown = sorted((given.keys() | texts.keys()) - set(known))[:MAX_UNKNOWN]
+    mistakes = [Mistake(shown(name), unknown_fault(name, known)) for name in unknown]
     both = sorted(given.keys() & texts.keys() & set(known))
     mistakes += [Mistake("", f"must leave out {name}, which is in the path") for name in both]
     for name, each in action.fields.items():

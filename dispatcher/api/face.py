@@ -25,7 +25,7 @@ from dispatcher.api.body_reader import BodyReader, run_off_loop
 from dispatcher.api.fair_limiter import FairSessions, FairTurns
 from dispatcher.api.large_json import parse
 from dispatcher.api.operation import BODY_PROBLEMS, Operation, object_schema, path_parameter, reference
-from dispatcher.api.problems import FieldError, Problem
+from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 from dispatcher.store.statements import Source
@@ -151,8 +151,8 @@ def problems(location: str, in_path: Collection[str] = ()) -> Iterator[None]:
 
 def _error(mistake: Mistake, location: str) -> FieldError:
     if location == "pointer":
-        path = "/".join(filter(None, (mistake.field, mistake.path)))
-        return FieldError(location, f"#/{path}" if path else "#", mistake.rule)
+        path = pointer_of(mistake.field) if mistake.field else "#"
+        return FieldError(location, f"{path}/{mistake.path}" if mistake.path else path, mistake.rule)
     return FieldError(location, mistake.field, mistake.rule)
 
 

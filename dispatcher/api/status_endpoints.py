@@ -15,6 +15,7 @@ from dispatcher.api.access import AccessControl
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.text import shown, unknown_fault
 from dispatcher.ops.email_history import find_history, status_of
 from dispatcher.store.statements import Source
 
@@ -28,6 +29,7 @@ class Parameter:
     description: str
 
 
+MAX_ERRORS: Final = 20
 TENANT_ID: Final = kinds.TENANT.schema
 TENANT: Final = Parameter(
     kinds.TENANT.of_json,
@@ -87,13 +89,15 @@ def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, An
     for name, text in request.query_params.multi_items():
         parameter = known.get(name)
         if parameter is None or name in given:
-            reason = "is not a parameter of this operation" if parameter is None else "is given twice"
-            errors.append(FieldError("parameter", "".join(c if c.isprintable() else "?" for c in name[:40]), reason))
+            reason = unknown_fault(name, known) if parameter is None else "is given twice"
+            errors.append(FieldError("parameter", shown(name), reason))
+            if len(errors) == MAX_ERRORS:
+                break
             continue
         try:
             given[name] = parameter.parse(text)
         except ValueError as error:
             errors.append(FieldError("parameter", name, str(error)))
     if errors:
-        raise Problem("invalid-parameter", errors=errors[:20])
+        raise Problem("invalid-parameter", errors=errors[:MAX_ERRORS])
     return given
