@@ -149,7 +149,8 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         """One page (see `ops.lookup`)."""
         from dispatcher.ops.lookup import find
 
-        found = await find(source, self.values(), limit=self.limit, after=parameters["after_email_id"])
+        page = {"after": parameters["after_email_id"], "sees_content": parameters["sees_content"]}
+        found = await find(source, self.values(), limit=self.limit, **page)
         cursor = None if found.next is None else cursor_text([found.next])
         return FoundPage(found.rows, cursor, found.was_cut, found.recipients_since)
 

@@ -86,6 +86,11 @@ class Caller:
         """
         return None if self.key is None else self.key.lane
 
+    @property
+    def sees_content(self) -> bool:
+        """Whether the caller may read the senders, recipients and subjects of emails. Nobody may without a key."""
+        return self.key is not None and Scope.CONTENT in self.key.scopes
+
     def check_lane(self, lane: str | None, prefix: str = "") -> None:
         """Checks that the caller may choose the lane that an email names, if it names one."""
         key = self.key

@@ -123,7 +123,9 @@ def who(caller: Caller) -> Who:
     """A caller as an actor."""
     if (key := caller.key) is None:
         return Who(Face.OPEN_HTTP, "api")
-    return Who(Face.HTTP, f"api key ed_{key.key_id} ({key.name})", key.tenant_id, frozenset(map(Scope, key.scopes)))
+    scopes = frozenset(map(Scope, key.scopes))
+    name = f"api key ed_{key.key_id} ({key.name})"
+    return Who(Face.HTTP, name, key.tenant_id, scopes, sees_content=caller.sees_content)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

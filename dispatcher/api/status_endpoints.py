@@ -1,4 +1,4 @@
-"""The endpoints that report the status of emails, never their content."""
+"""The endpoints that report the status of emails, never their bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import AccessControl
+from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope
@@ -53,8 +53,7 @@ class StatusEndpoints:
     async def get(self, request: Request) -> Response:
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
-            tenant_id = caller.tenant(given.get("tenant_id"))
-            return await self._one(tenant_id, request.path_params["email_id"])
+            return await self._one(caller, given, request.path_params["email_id"])
 
     async def get_by_key(self, request: Request) -> Response:
         async with self.access.admit(request, Scope.READ) as caller:
@@ -62,16 +61,19 @@ class StatusEndpoints:
             key = request.path_params["message_key"]
             if "\0" in key or not key.isprintable():
                 raise Problem("not-found")
-            return await self._one(caller.tenant(given.get("tenant_id")), None, key)
+            return await self._one(caller, given, None, key)
 
-    async def _one(self, tenant_id: str, email_id: UUID | None, message_key: str | None = None) -> Response:
+    async def _one(
+        self, caller: Caller, given: Mapping[str, Any], email_id: UUID | None, message_key: str | None = None
+    ) -> Response:
         history = await find_history(
             self.source,
             email_id,
-            tenant_id=tenant_id,
+            tenant_id=caller.tenant(given.get("tenant_id")),
             message_key=message_key,
             lease_seconds=self.lease_seconds,
             most_ahead=0,
+            sees_content=caller.sees_content,
         )
         if history is None:
             raise Problem("not-found", "The tenant has no email with this id or key.")

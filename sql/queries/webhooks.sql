@@ -11,7 +11,8 @@
 -- part: webhook_columns
 -- The first columns of the dataclass Webhook. `w` is the webhook.
 w.webhook_id as id, w.url, w.tenant_id, array(select 'email.' || kind from unnest(w.kinds) as kind) as events,
-w.with_recipients as recipients, w.state, w.failing_since, w.next_attempt_at, w.last_error, w.delivered_at, w.created_at
+w.with_recipients as recipients, w.state, w.failing_since,
+nullif(w.next_attempt_at, 'epoch') as next_attempt_at, w.last_error, w.delivered_at, w.created_at
 
 -- part: refused_events
 -- How many refused events of the webhook w wait for a retry, and how many were given up.
