@@ -122,7 +122,7 @@ class Batch(Change[Outcome], reach=Reach.ANY_TENANT):
     http_one: ClassVar[str] = ""
     one_scopes: ClassVar[tuple[Scope, ...]] = ()
     verdicts: ClassVar[tuple[Verdict, ...]]
-    needs_reason = False  # not with --dry-run
+    needs_reason, has_dry_run = False, True
     none_selected: ClassVar[str] = "No email matches."
     others: ClassVar[str] = "of another status"
     """What is said of named emails that `count` does not count."""

@@ -54,6 +54,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
         "too-late": ProblemType(409, "The email can no longer be cancelled or rescheduled."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
+        "webhook-exists": ProblemType(409, "The tenant already has a webhook with this URL."),
         "too-many-webhooks": ProblemType(409, "The tenant already has the maximum number of webhooks."),
         "body-too-large": ProblemType(413, "The request body is too large."),
         "unsupported-media-type": ProblemType(

@@ -197,7 +197,7 @@ def call_of(action: Action[T]) -> ApiCall[T]:
         rows = msgspec.convert(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
         return replace(msgspec.convert({**whole, "rows": []}, type=action.page_type), rows=rows) if action.key else rows
 
-    method, path = action.http.split()
+    method, path = action.http_post().split()
     given = {name: value for name, value in action.values().items() if value is not None}
     for name in action.path_names():
         path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))

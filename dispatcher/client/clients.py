@@ -27,9 +27,9 @@ Builder = TypeVar("Builder", RequestBuilder, SyncRequestBuilder)
 SECONDS: Final = 60.0
 """The time limit of a call, including retries."""
 ATTEMPT_SECONDS: Final = 15.0
-RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
-_FINAL_CODES: Final = frozenset({"too-late"})
-"""Codes of problems after which a request is not repeated, although the response's status is in RETRIED_STATUSES."""
+RETRIED_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
+_RETRIED_CODES: Final = frozenset({"idempotency-key-in-use"})
+"""Codes of problems after which a request is repeated, although the response's status is not in RETRIED_STATUSES."""
 
 
 class Method(Generic[P, T]):
@@ -106,10 +106,10 @@ class _BaseClient(ABC):
                     remedy = "Check that `dispatcher api` runs at this URL. Repeating the call is safe."
                     raise NoResponse("The HTTP API did not respond.", remedy=remedy) from error
             else:
-                if response.status in (200, 202):
+                if response.status in (200, 201, 202):
                     return call.parse(response)
                 problem = parse_problem(response)
-                is_retried = response.status in RETRIED_STATUSES and problem.code not in _FINAL_CODES
+                is_retried = response.status in RETRIED_STATUSES or problem.code in _RETRIED_CODES
                 wait = retries.next_wait(problem.retry_after) if is_retried else None
                 if wait is None:
                     raise problem

@@ -32,8 +32,8 @@ audited as (
 )
 
 -- name: insert_webhook
--- The webhook gets all events from now on. No row: the tenant already has most_webhooks webhooks. The limit also
--- applies to the webhooks for all tenants (null), as if they belonged to one more tenant.
+-- The webhook gets all events from now on. No row: the tenant already has most_webhooks webhooks, or one with this URL.
+-- Both also apply to the webhooks for all tenants (null), as if they belonged to one more tenant.
 with wanted as (
     update dispatcher.outgoing_feed
     set is_on = true, wanted_at = clock_timestamp()
@@ -42,10 +42,10 @@ changed as (
     insert into dispatcher.webhook (url, tenant_id, kinds, with_recipients, secret)
     select %(url)s, %(tenant_id)s, %(kinds)s, %(recipients)s, %(secret)s
     where (
-        select count(*)
+        select count(*) < %(most_webhooks)s and count(*) filter (where url = %(url)s) = 0
         from dispatcher.webhook
         where tenant_id is not distinct from %(tenant_id)s
-    ) < %(most_webhooks)s
+    )
     returning *
 ),
 {audited_webhook}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 
+from dispatcher.config import Settings
 from tests.api.ops_page.rows import write
-from tests.api.running_api import EMAIL, Api, make_key
+from tests.api.running_api import EMAIL, Api, make_key, running
 from tests.store.books import Books
 
 
@@ -98,6 +101,18 @@ INVALID = {
     "sender=secret%20secret@": "",
     "stat=x": "did you mean status?",
 }
+
+
+async def test_a_browser_is_redirected_from_the_root_to_the_documentation_or_the_operators_page(
+    api: Api, settings: Settings
+) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml;q=0.9"}
+
+    home = await api.get("/", headers=browser)
+    assert (home.status, home.headers["location"]) == (307, "/docs")
+    assert (await api.get("/")).code == "not-found"
+    async with running(replace(settings, ops=True)) as with_page:
+        assert (await with_page.get("/", headers=browser)).headers["location"] == "/ops"
 
 
 async def test_an_invalid_parameter_is_named_and_an_address_is_not_repeated(api: Api) -> None:
