@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, dataclass_transform, overload
 
@@ -370,10 +370,28 @@ class Listing(Action[list[T]]):
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """Rows of a paged listing, and the cursor of the rows after them; None: there are none."""
+    """Rows of a paged listing, and the cursor of the rows after them; None: there are none.
+
+    In the client, a loop over a page (`for`, and with `AsyncClient` `async for`) continues with the pages after it.
+    """
 
     rows: list[T]
     next: str | None
+    follow: ClassVar[Any] = None  # the client sets it: returns the page after a cursor
+
+    def __iter__(self) -> Iterator[T]:
+        page = self
+        yield from page.rows
+        while page.next is not None:
+            page = page.follow(page.next)
+            yield from page.rows
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        page: Page[T] | None = self
+        while page is not None:
+            for row in page.rows:
+                yield row
+            page = None if page.next is None else await page.follow(page.next)
 
 
 class Paged(Action[Page[T]]):

@@ -66,6 +66,11 @@ class FoundPage(Page[ListedEmail]):
     was_cut: bool = False
     recipients_since: datetime | None = None
 
+    @property
+    def emails(self) -> list[ListedEmail]:
+        """The rows."""
+        return self.rows
+
 
 class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=Scope.READ, reach=Reach.ANY_TENANT):
     """Find emails, whatever their status, newest first. An email must match all filters. Its recipients are masked.
