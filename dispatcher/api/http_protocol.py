@@ -44,7 +44,9 @@ PIPELINED_STARTS: Final = 8
 LIMITS: Final = "dispatcher.limits"
 """The key of a request's scope under which a function may be that returns the headers with the caller's limits."""
 _STEP_BYTES: Final = 16 * 1024
-_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+REQUEST_ID: Final = "dispatcher.request_id"
+"""The key of a request's scope under which its id is."""
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # without @: an id is logged, and must not be an address
 _CONNECTION: Final = "dispatcher.connection"
 _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
@@ -75,7 +77,7 @@ class RequestIds:
     def of(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The id of a request with these headers. An id of the client that is not a short token is replaced."""
         for name, value in headers:
-            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            if name == b"x-request-id" and _TOKEN.fullmatch(value):
                 return value
         return f"{self._process}-{next(self._count)}".encode()
 
@@ -346,6 +348,7 @@ class GuardedApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: GuardedProtocol = scope["state"][_CONNECTION]
+        request_id = scope[REQUEST_ID] = self._request_ids.of(scope["headers"])
         if connection.is_pipelining():
             async with self._pipelined_starts:
                 await asyncio.sleep(0)  # the event loop serves other connections before the next requests start
@@ -353,7 +356,7 @@ class GuardedApp:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 connection.begin_response()
-                headers = [(b"x-request-id", self._request_ids.of(scope["headers"])), *message["headers"]]
+                headers = [(b"x-request-id", request_id), *message["headers"]]
                 if limits := scope.get(LIMITS):
                     headers += limits()
                 if not scope["raw_path"].startswith(self._static_paths):
