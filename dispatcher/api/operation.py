@@ -152,8 +152,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
 _ABOUT: Final = (
     "Stores emails durably, one per message key, and reports their status. `dispatcher run` sends them. Every error "
     "response is a problem document (RFC 9457): `code` identifies the problem, `errors` locates each mistake in the "
-    "request. Every response has `X-Request-Id`; for a key with limits also `RateLimit-Limit`, `-Remaining` and `-Reset` "
-    "(requests), and `X-Quota-Limit`, `-Remaining` and `-Reset` (recipients per day)."
+    "request. Every response has `X-Request-Id`; for a key with limits also `RateLimit-Limit`, `-Remaining` and "
+    "`-Reset` (requests), and `X-Quota-Limit`, `-Remaining` and `-Reset` (recipients per day)."
 )
 
 

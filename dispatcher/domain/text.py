@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 # C0, DEL and C1 controls, and two Unicode separators at which `str.splitlines` and some mail software break lines.
@@ -77,11 +78,15 @@ def shown(name: object) -> str:
 
 def unknown_fault(name: object, known: Iterable[str]) -> str:
     """What is wrong with a field that does not exist: names the field that was probably meant, or all fields."""
+    near = _nearest(shown(name).lower(), names := tuple(known))
+    return f"is unknown; did you mean {near}?" if near else f"is unknown; allowed: {', '.join(names)}"
+
+
+@lru_cache(maxsize=256)  # all emails of a batch may have the same mistake
+def _nearest(given: str, names: tuple[str, ...]) -> str | None:
     from difflib import get_close_matches  # here, because it takes as long as all records
 
-    names, given = list(known), shown(name).lower()
     letters = set(given)
     # The comparison takes a tenth of a millisecond per name, so it is left out for names with other letters.
     alike = [each for each in names if abs(len(each) - len(given)) < 4 and 2 * len(letters & {*each}) > len(letters)]
-    near = get_close_matches(given, alike, 1)
-    return f"is unknown; did you mean {near[0]}?" if near else f"is unknown; allowed: {', '.join(names)}"
+    return next(iter(get_close_matches(given, alike, 1)), None)
