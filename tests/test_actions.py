@@ -301,7 +301,8 @@ def test_a_mistake_in_a_request_is_explained(
 ) -> None:
     with pytest.raises(Mistakes, match=words) as caught:
         read(action, given, in_path)
-    assert "wieght" not in str(caught.value)
+    if "did you mean" in words:
+        assert caught.value.mistakes[0].field == "wieght"
     if action is Cancel:
         assert [(each.field, each.path) for each in caught.value.mistakes] == [("email_ids", "1"), ("email_ids", "2")]
 

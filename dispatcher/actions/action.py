@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, dataclass_transform, overload
 
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import PAGE_ROWS, REASON, Kind, Wrong, cursor, cursor_text, cursor_values
 from dispatcher.domain.status import Status
+from dispatcher.domain.text import shown, unknown_fault
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError
 
@@ -29,6 +30,8 @@ R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 A = TypeVar("A", bound="Action[Any]")
 
+MAX_UNKNOWN: Final = 20
+"""The most unknown fields that a refusal names."""
 _REQUIRED: Final = object()
 _PATH_NAME: Final = re.compile(r"{(\w+)(?::\w+)?}")
 
@@ -208,6 +211,7 @@ class Action(Generic[R_co]):
         query: The named statement. Its parameters are the fields, and for a change also `actor` and `reason`.
         row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
+        post_verb: The last part of the path of the POST that does the same as a DELETE; by default the verb.
         created: Where HTTP says that the new row is: the path, with the row's fields in braces.
         is_background: Whether the change only begins when HTTP answers.
         stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
@@ -247,6 +251,7 @@ class Action(Generic[R_co]):
     plural: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
+    post_verb: ClassVar[str] = ""
     created: ClassVar[str] = ""
     is_background: ClassVar[bool] = False
     stops: ClassVar[str] = ""
@@ -306,6 +311,12 @@ class Action(Generic[R_co]):
         return _PATH_NAME.findall(cls.http)
 
     @classmethod
+    def http_post(cls) -> str:
+        """The method and the path, but `POST …/remove` for a DELETE: many clients and proxies drop a DELETE's body."""
+        method, path = cls.http.split()
+        return f"POST {path}/{cls.post_verb or cls.verb()}" if method == "DELETE" else cls.http
+
+    @classmethod
     def argument_names(cls) -> list[str]:
         """The fields that are the command's arguments; the other fields are its options."""
         return [*cls.path_names(), *cls.arguments]
@@ -324,10 +335,10 @@ class Action(Generic[R_co]):
         """This action with other values of some fields."""
         return type(self)(**{**self.values(), **values})
 
-    def refused(self, name: str | None = None) -> Refused:
-        """The error for a refusal of this action; without a name, for the first one."""
+    def refused(self, name: str | None = None, **more: object) -> Refused:
+        """The error for a refusal of this action; without a name, for the first one. The words may contain `more`."""
         of = next(each for each in self.refusals if name in (None, each.name))
-        return Refused(of.name, of.code, of.words.format_map(self.values()), of.remedy)
+        return Refused(of.name, of.code, of.words.format_map({**self.values(), **more}), of.remedy)
 
     # What a subject overrides if it needs more than a statement. `settings` is `config.Settings`, `source` a session.
 
@@ -366,10 +377,28 @@ class Listing(Action[list[T]]):
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """Rows of a paged listing, and the cursor of the rows after them; None: there are none."""
+    """Rows of a paged listing, and the cursor of the rows after them; None: there are none.
+
+    In the client, a loop over a page (`for`, and with `AsyncClient` `async for`) continues with the pages after it.
+    """
 
     rows: list[T]
     next: str | None
+    follow: ClassVar[Any] = None  # the client sets it: returns the page after a cursor
+
+    def __iter__(self) -> Iterator[T]:
+        page = self
+        yield from page.rows
+        while page.next is not None:
+            page = page.follow(page.next)
+            yield from page.rows
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        page: Page[T] | None = self
+        while page is not None:
+            for row in page.rows:
+                yield row
+            page = None if page.next is None else await page.follow(page.next)
 
 
 class Paged(Action[Page[T]]):
@@ -409,17 +438,24 @@ class Change(Action[R_co]):
     """An action that changes something. The statement writes the audit record.
 
     Attributes:
-        needs_reason: Whether the command needs `--reason`, too. HTTP and the page always need a reason.
+        needs_reason: Whether command and HTTP need a reason. The page always needs one.
+        has_dry_run: Whether the command needs a reason only without `--dry-run`. HTTP then always needs one.
         statuses: The statuses in which the page of an email offers the change.
         on_one: What the change does to this email.
         is_final: Whether it cannot be undone, or may send the email twice.
     """
 
     needs_reason: ClassVar[bool] = True
+    has_dry_run: ClassVar[bool] = False
     statuses: ClassVar[frozenset[Status]] = frozenset()
     on_one: ClassVar[str] = ""
     is_final: ClassVar[bool] = False
     reason: str = field(REASON, "The reason, for the audit log: a few words, without addresses.", default="")
+
+    @classmethod
+    def needs_reason_over_http(cls) -> bool:
+        """Whether HTTP needs a reason."""
+        return cls.needs_reason or cls.has_dry_run
 
 
 def document(action: type[Action[Any]], result: Any) -> Any:
@@ -444,20 +480,15 @@ def read(
         given: The fields in JSON.
         texts: Fields as texts.
         only: The fields that are allowed here; None for all.
-        is_reason_required: Whether a change needs a reason: always, except on the command line.
+        is_reason_required: Whether a change needs a reason. The command line checks this itself.
 
     Raises:
         Mistakes: all mistakes of the request.
     """
-    mistakes: list[Mistake] = []
     values: dict[str, Any] = {}
     known = action.fields if only is None else only
-    for name in sorted((given.keys() | texts.keys()) - set(known)):
-        from difflib import get_close_matches  # here, because it takes as long as all records
-
-        near = get_close_matches(name, known, 1)  # never repeat the name: it may be private
-        hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
-        mistakes.append(Mistake("", f"has an unknown field; {hint}"))
+    unknown = sorted((given.keys() | texts.keys()) - set(known))[:MAX_UNKNOWN]
+    mistakes = [Mistake(shown(name), unknown_fault(name, known)) for name in unknown]
     both = sorted(given.keys() & texts.keys() & set(known))
     mistakes += [Mistake("", f"must leave out {name}, which is in the path") for name in both]
     for name, each in action.fields.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import EMAIL_IDS, FLAG, TENANT
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
+from dispatcher.domain.values import field as dataclass_field
 
 SAMPLE: Final = 5
 """How many ids a preview shows per status."""
@@ -56,11 +58,13 @@ class Judged:
 
     Attributes:
         status: The status before the change; None if the email is unknown or locked.
+        send_at: The new time of an email that was rescheduled.
     """
 
     email_id: UUID
     verdict: str
     status: Status | None
+    send_at: datetime | None = dataclass_field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class Batch(Change[Outcome], reach=Reach.ANY_TENANT):
     http_one: ClassVar[str] = ""
     one_scopes: ClassVar[tuple[Scope, ...]] = ()
     verdicts: ClassVar[tuple[Verdict, ...]]
-    needs_reason = False  # not with --dry-run
+    needs_reason, has_dry_run = False, True
     none_selected: ClassVar[str] = "No email matches."
     others: ClassVar[str] = "of another status"
     """What is said of named emails that `count` does not count."""

@@ -198,7 +198,7 @@ class CreateReplay(DeadFilter[Any], Change[Replay], name="dlq replay", http="POS
     per_second: float = field(PER_SECOND, "Emails per second.", default=DEFAULT_PER_SECOND, option="--rate")
     force: bool = field(FLAG, OWN_RATE, default=False)
 
-    needs_reason = False  # not with --dry-run
+    needs_reason, has_dry_run = False, True
     is_background = True
     created = "/v1/replays/{id}"
     statuses = frozenset({Status.FAILED})

@@ -66,6 +66,11 @@ class FoundPage(Page[ListedEmail]):
     was_cut: bool = False
     recipients_since: datetime | None = None
 
+    @property
+    def emails(self) -> list[ListedEmail]:
+        """The rows."""
+        return self.rows
+
 
 class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=Scope.READ, reach=Reach.ANY_TENANT):
     """Find emails, whatever their status, newest first. An email must match all filters. Its recipients are masked.
@@ -152,7 +157,8 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         """One page (see `ops.lookup`)."""
         from dispatcher.ops.lookup import find
 
-        found = await find(source, self.values(), limit=self.limit, after=parameters["after_email_id"])
+        page = {"after": parameters["after_email_id"], "sees_content": parameters["sees_content"]}
+        found = await find(source, self.values(), limit=self.limit, **page)
         cursor = None if found.next is None else cursor_text([found.next])
         return FoundPage(found.rows, cursor, found.was_cut, found.recipients_since)
 

@@ -108,7 +108,8 @@ class CreateKey(Change[NewKey], name="keys create", query="insert_key"):
         many(one_of(Scope), len(Scope), "scopes"),
         "An action that the key allows. send: enqueue emails. read: read the status of emails. operate: cancel, "
         "replay, confirm or release emails, and suppress recipients. ignore_suppression: with the scope send, enqueue "
-        "emails that are sent to suppressed recipients, too.  [default: send, read]",
+        "emails that are sent to suppressed recipients, too. content: with the scope read, also read the sender, the "
+        "recipients and the subject of emails.  [default: send, read]",
         default=(Scope.SEND, Scope.READ),
         option="--scope",
     )

@@ -95,6 +95,7 @@ def _not_paused(words: str) -> tuple[Refusal]:
 
 class _End(_Named):
     needs_reason = False
+    post_verb = "resume"
     done = "Resumed. All hosts apply the change within two seconds."
 
 

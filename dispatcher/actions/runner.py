@@ -37,12 +37,14 @@ class Who:
         actor: The name in the audit log; None: this process's user and host.
         tenant_id: The only tenant that this actor sees; None: all.
         scopes: What the actor may do; None: everything.
+        sees_content: Whether lists show senders, recipients and subjects.
     """
 
     face: Face
     actor: str | None = None
     tenant_id: str | None = None
     scopes: frozenset[Scope] | None = None
+    sees_content: bool = False
 
 
 _UNNAMED: Final[dict[tuple[Face, Reach], str | None]] = {
@@ -112,7 +114,7 @@ async def run(source: Source, action: Action[R], who: Who, settings: object = No
     check(type(action), who)
     action = of_tenant(action, who)
     action.check(settings)
-    parameters: dict[str, Any] = {**action.values(), **action.constants}
+    parameters: dict[str, Any] = {**action.values(), **action.constants, "sees_content": who.sees_content}
     if isinstance(action, Change):
         from dispatcher.ops.acts import Act  # here, because a list needs no scrubbing
 

@@ -125,6 +125,12 @@ class AddWebhook(
             f"The tenant already has {MAX_WEBHOOKS} webhooks.",
             "Remove a webhook, or poll the events instead.",
         ),
+        Refusal(
+            "exists",
+            "webhook-exists",
+            "Webhook {id} already posts the tenant's events to this URL.",
+            "Enable or rotate that webhook, remove it, or give another URL.",
+        ),
     )
     done = _SAVE
     examples = (
@@ -148,7 +154,14 @@ class AddWebhook(
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
         kinds = [str(kind) for kind in OutgoingKind if kind in self.events]
-        return await super().run(source, {**parameters, "kinds": kinds, "secret": new_secret()})
+        added = await super().run(source, {**parameters, "kinds": kinds, "secret": new_secret()})
+        if not added:
+            from dispatcher.store.statements import fetch
+
+            for each in await fetch(source, "list_webhooks", {**parameters, "webhook_id": None}, into=Webhook):
+                if (each.url, each.tenant_id) == (self.url, self.tenant_id):
+                    raise self.refused("exists", id=each.id)
+        return added
 
 
 class ChangeWebhook(OneWebhook[W], Change[W]):

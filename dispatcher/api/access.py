@@ -21,6 +21,7 @@ from typing import Final
 from starlette.requests import Request
 
 from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.api.http_protocol import LIMITS
 from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.api.quotas import Quotas
 from dispatcher.config.values import LOOPBACKS
@@ -85,6 +86,11 @@ class Caller:
         has set for its sender, or else the lane `normal`.
         """
         return None if self.key is None else self.key.lane
+
+    @property
+    def sees_content(self) -> bool:
+        """Whether the caller may read the senders, recipients and subjects of emails. Nobody may without a key."""
+        return self.key is not None and Scope.CONTENT in self.key.scopes
 
     def check_lane(self, lane: str | None, prefix: str = "") -> None:
         """Checks that the caller may choose the lane that an email names, if it names one."""
@@ -176,11 +182,23 @@ class AccessControl:
         key = await self._key(request)
         if not any(scope in key.scopes for scope in scopes):
             raise Problem("insufficient-scope", f"Use a key that has the scope {' or '.join(scopes)}.")
-        if (bucket := self._bucket_of(key)) and (wait := bucket.acquire()):
+        bucket = self._bucket_of(key)
+        if bucket or key.recipients_per_day:
+            request.scope[LIMITS] = lambda: self._limits(key, bucket)
+        if bucket and (wait := bucket.acquire()):
             seconds = math.ceil(wait)
             limit = f"{bucket.per_second:g} per second"
             raise Problem("rate-limited", f"The key allows {limit}. Retry after {seconds} s.", retry_after=seconds)
         return Caller(key, key.key_id)
+
+    def _limits(self, key: ApiKey, bucket: _TokenBucket | None) -> list[tuple[bytes, bytes]]:
+        """The headers with what the key may still use: of its rate in this process, and of its recipients per day."""
+        left = {"ratelimit": bucket and bucket.left(), "x-quota": self.quotas.left(key)}
+        return [
+            (f"{name}-{part}".encode(), str(number).encode())
+            for name, numbers in left.items()
+            for part, number in zip(("limit", "remaining", "reset"), numbers or (), strict=False)
+        ]
 
     def charge_batch(self, key: ApiKey | None, more: int) -> None:
         """Counts a batch's emails, except the first, against the key's rate. `authenticate` has counted the first.
@@ -285,11 +303,20 @@ class _TokenBucket:
         self._tokens = max(1.0, per_second)
         self._at = time.monotonic()
 
+    def left(self) -> tuple[int, int, int]:
+        """The most tokens, those that are left, and the seconds until the bucket is full."""
+        most = self._refill()
+        return int(most), max(0, int(self._tokens)), math.ceil((most - self._tokens) / self.per_second)
+
+    def _refill(self) -> float:
+        now, most = time.monotonic(), max(1.0, self.per_second)
+        self._tokens = min(most, self._tokens + (now - self._at) * self.per_second)
+        self._at = now
+        return most
+
     def acquire(self) -> float:
         """Takes a token and returns 0. If no token is available, returns the seconds until the next token."""
-        now = time.monotonic()
-        self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._at) * self.per_second)
-        self._at = now
+        self._refill()
         if self._tokens < 1:
             return (1 - self._tokens) / self.per_second
         self._tokens -= 1

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -98,6 +98,7 @@ def make_app(
     unsubscribe = "/v1/unsubscribe/{token}"
     routes: list[BaseRoute] = [
         *(Route(path, endpoint, methods=[method]) for method, path, endpoint, _ in described),
+        Route("/", partial(_home, "/docs" if ops is None else ops.paths[-1]), methods=["GET"]),
         Route(unsubscribe, unsubscribed.ask, methods=["GET"]),
         Route(unsubscribe, unsubscribed.unsubscribe, methods=["POST"]),
         *_pages(access, [(method, path, operation) for method, path, _, operation in described]),
@@ -120,6 +121,13 @@ def make_app(
     )
     app.router.redirect_slashes = False
     return FastRoutes(app, {(method, path): endpoint for method, path, endpoint, _ in (*enqueues, *posts)})
+
+
+async def _home(path: str, request: Request) -> Response:
+    """Redirects browsers to the operators' page, or to the documentation if this page is off."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise Problem("not-found", "The operations are in /openapi.json.")
+    return RedirectResponse(path, 307)
 
 
 def _pages(access: AccessControl, operations: Sequence[tuple[str, str, Operation]]) -> list[Route]:

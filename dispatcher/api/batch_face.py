@@ -26,10 +26,12 @@ from dispatcher.api.face import (
 from dispatcher.api.operation import BODY_PROBLEMS, DECISION_PROBLEMS, ID, Operation, object_schema, path_parameter
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.kinds import SEND_AT
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession
 
 BATCHES: Final = [each for each in all_actions() if issubclass(each, Batch)]
+STATUS: Final = {"type": "string", "enum": list(Status)}
 _EMAIL_ID: Final = path_parameter("email_id", {"type": "string", "format": "uuid"}, "The email's id.")
 
 
@@ -95,7 +97,8 @@ def _one(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         async with _asked(of, action, request, *action.one_scopes, is_one=True) as (asked, actor, connection):
             async for (judged,) in run_batch(connection, asked, actor, [request.path_params["email_id"]], of.settings):
-                return json_response({"id": judged.email_id, "status": _after(action, judged)})
+                changed = {"id": judged.email_id, "status": _after(action, judged)}
+                return json_response(changed if judged.send_at is None else {**changed, "send_at": judged.send_at})
         raise AssertionError
 
     return endpoint
@@ -144,7 +147,7 @@ def _schemas(action: type[Batch]) -> dict[str, Any]:
     return {
         action.__name__: {**whole, "anyOf": bodies_with(action, (*action.selectors(), "dry_run"))},
         f"{action.__name__}One": one,
-        "ChangedEmail": object_schema({"id": ID, "status": {"type": "string", "enum": list(Status)}}),
+        "ChangedEmail": object_schema({"id": ID, "status": STATUS, "send_at": dict(SEND_AT.schema)}, "send_at"),
         **row_schemas([Outcome]),
     }
 

@@ -31,7 +31,7 @@ from dispatcher.api.validation import (
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.email import Email
-from dispatcher.domain.message import SHARED_SCHEMAS, Message, text_schema
+from dispatcher.domain.message import SHARED_SCHEMAS, Message, list_schema, text_schema
 from dispatcher.domain.phone import NUMBER_PATTERN
 from dispatcher.domain.sms import SMS_CHANNEL, Sms
 from dispatcher.domain.status import Status
@@ -50,6 +50,7 @@ EXAMPLE: Final[dict[str, Any]] = {
 }
 
 _NUMBER: Final = "The recipient's number in E.164, such as `+4915112345678`."
+_NUMBER_SCHEMA: Final = text_schema(40, 3, pattern=NUMBER_PATTERN)
 _SENDER: Final = "A number, a short code, a name or a pool of senders. Default: the provider's setting."
 _NEEDS_SUBJECT: Final = {"anyOf": [{"required": ["subject"]}, {"required": ["template_id"]}]}
 SCHEMAS: Final[dict[str, Any]] = {
@@ -66,7 +67,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             ["to", "text"],
             **{
                 "channel": {"anyOf": [{"const": SMS_CHANNEL}, {"type": "null"}]},
-                "to": text_schema(40, 3, pattern=NUMBER_PATTERN, description=_NUMBER),
+                "to": {**list_schema(_NUMBER_SCHEMA, 1, minItems=1), "description": _NUMBER},
                 "from": {"anyOf": [text_schema(40), {"type": "null"}], "description": _SENDER},
                 "text": text_schema(Sms.max_characters, 1, description="The text."),
             },
@@ -93,6 +94,9 @@ SCHEMAS: Final[dict[str, Any]] = {
     },
     "Results": object_schema({"results": {"type": "array", "items": reference("Result")}}),
 }
+MAX_BATCH_MISTAKES: Final = 200
+"""After so many mistakes, a batch's other emails are refused for their first mistake only. A search for all mistakes
+takes longer than a valid email."""
 _TRACEPARENT: Final = {
     "name": "traceparent",
     "in": "header",
@@ -215,10 +219,13 @@ class EnqueueEndpoints:
 
     def _drafts(self, documents: Sequence[object], caller: Caller, traceparent: str | None) -> list[Draft | Problem]:
         made: list[Message | Problem] = []
+        mistakes = 0
         for index, document in enumerate(documents):
+            finds_all = mistakes < MAX_BATCH_MISTAKES
             try:
-                made.append(self.validator.email(document, caller, prefix=f"/emails/{index}"))
+                made.append(self.validator.email(document, caller, prefix=f"/emails/{index}", finds_all=finds_all))
             except Problem as problem:
+                mistakes += len(problem.errors)
                 made.append(problem.without_traceback())
         drafts = iter(draft([item for item in made if not isinstance(item, Problem)], traceparent, caller.lane))
         return [item if isinstance(item, Problem) else next(drafts) for item in made]

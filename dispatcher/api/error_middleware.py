@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dispatcher.api.http_protocol import REQUEST_ID
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
@@ -31,7 +32,7 @@ class ErrorMiddleware:
         except ClientDisconnect:
             return
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, scope.get(REQUEST_ID, b"").decode())
             if is_started:
                 raise
             self._refusals.count(problem.code)
@@ -44,7 +45,7 @@ class ErrorMiddleware:
         await response(scope, receive, send)
 
 
-def problem_of(error: Exception) -> Problem:
+def problem_of(error: Exception, request_id: str) -> Problem:
     """The problem (RFC 9457) that the client gets for an exception. Logs unexpected exceptions."""
     match error:
         case Problem():
@@ -54,8 +55,8 @@ def problem_of(error: Exception) -> Problem:
         case StoreUnavailable():
             return Problem("database-unavailable", "Retry the request.", retry_after=1)
         case DispatcherError():
-            get_log().error("error.unexpected", where="api", error=error.message)
+            get_log().error("error.unexpected", where="api", error=error.message, request_id=request_id)
         case _:
-            get_log().error("error.unexpected", where="api", error=type(error).__name__)
+            get_log().error("error.unexpected", where="api", error=type(error).__name__, request_id=request_id)
     detail = "Retry the request. The cause is in the API's log (error.unexpected)."
     return Problem("internal-error", detail, closes=True)

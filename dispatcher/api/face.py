@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Final, get_args, get_type_hints
 
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import Action, Field, Mistake, Mistakes, Paged, Refused, document, example, read
+from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Paged, Refused, document, example, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import REPLAYS
 from dispatcher.actions.feed import ListEvents
@@ -25,7 +25,7 @@ from dispatcher.api.body_reader import BodyReader, run_off_loop
 from dispatcher.api.fair_limiter import FairSessions, FairTurns
 from dispatcher.api.large_json import parse
 from dispatcher.api.operation import BODY_PROBLEMS, Operation, object_schema, path_parameter, reference
-from dispatcher.api.problems import FieldError, Problem
+from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 from dispatcher.store.statements import Source
@@ -58,7 +58,13 @@ class ActionEndpoints:
             if issubclass(action, Batch) or not action.http:
                 continue
             method, path = action.http.split()
-            yield method, path, self._endpoint(action, has_body=method != "GET"), operation(action)
+            endpoint, described = self._endpoint(action, has_body=method != "GET"), operation(action)
+            yield method, path, endpoint, described
+            if method == "DELETE":
+                about = f"The same as `{action.http}`, for clients and proxies that drop the body of a DELETE."
+                post = replace(described, name=f"{described.name}_by_post", description=about)
+                method, path = action.http_post().split()
+                yield method, path, endpoint, post
 
     def _endpoint(self, action: type[Action[Any]], *, has_body: bool) -> Endpoint:
         async def with_body(request: Request) -> Response:
@@ -78,7 +84,11 @@ class ActionEndpoints:
 
     @asynccontextmanager
     async def body(self, request: Request, caller: Caller) -> AsyncIterator[dict[str, object]]:
-        """Yields the body's fields. Occupies a request slot during the block."""
+        """Yields the fields of the body, which may be missing. Occupies a request slot during the block."""
+        if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+            with self.access.slot(caller.name):
+                yield {}
+            return
         async with self.bodies.read(request, caller.name) as body:
             given = await run_off_loop(len(body), lambda: parse(body))
             if not isinstance(given, dict):
@@ -96,7 +106,8 @@ class ActionEndpoints:
         in_path = {name: str(value) for name, value in request.path_params.items()}
         location = "parameter" if request.method == "GET" else "pointer"
         with problems(location, in_path):
-            asked = read(action, given, {**texts, **in_path}, is_reason_required=True)
+            needs_reason = issubclass(action, Change) and action.needs_reason_over_http()
+            asked = read(action, given, {**texts, **in_path}, is_reason_required=needs_reason)
             if isinstance(asked, Paged):  # not on the few sessions that changes wait for
                 async with self.lists.turn(caller.share):
                     result = await run(self.readers, asked, who(caller), self.settings)
@@ -123,7 +134,9 @@ def who(caller: Caller) -> Who:
     """A caller as an actor."""
     if (key := caller.key) is None:
         return Who(Face.OPEN_HTTP, "api")
-    return Who(Face.HTTP, f"api key ed_{key.key_id} ({key.name})", key.tenant_id, frozenset(map(Scope, key.scopes)))
+    scopes = frozenset(map(Scope, key.scopes))
+    name = f"api key ed_{key.key_id} ({key.name})"
+    return Who(Face.HTTP, name, key.tenant_id, scopes, sees_content=caller.sees_content)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -151,8 +164,8 @@ def problems(location: str, in_path: Collection[str] = ()) -> Iterator[None]:
 
 def _error(mistake: Mistake, location: str) -> FieldError:
     if location == "pointer":
-        path = "/".join(filter(None, (mistake.field, mistake.path)))
-        return FieldError(location, f"#/{path}" if path else "#", mistake.rule)
+        path = pointer_of(mistake.field) if mistake.field else "#"
+        return FieldError(location, f"{path}/{mistake.path}" if mistake.path else path, mistake.rule)
     return FieldError(location, mistake.field, mistake.rule)
 
 
@@ -175,6 +188,7 @@ def operation(action: type[Action[Any]]) -> Operation:
     summary, rest = action.summary()
     in_path = action.path_names()
     fields = {name: _schema(each) for name, each in action.fields.items()}
+    body = {} if method == "GET" else body_of(action)
     parameters = [path_parameter(name, *_split(fields[name])) for name in in_path]
     if method == "GET":
         parameters += [
@@ -190,6 +204,7 @@ def operation(action: type[Action[Any]]) -> Operation:
         status=status_of(action),
         headers=_LOCATION if action.created else {},
         request_schema=None if method == "GET" else action.__name__,
+        needs_body=not body.keys().isdisjoint(("anyOf", "oneOf")) or bool(body.get("required")),
         example=None if method == "GET" else {n: v for n, v in example(action).items() if n not in in_path},
         parameters=tuple(parameters),
         problems=(
@@ -247,7 +262,8 @@ def _instants(types: Iterable[Any]) -> Iterator[tuple[str, str]]:
 def body_of(action: type[Action[Any]]) -> dict[str, Any]:
     in_path = action.path_names()
     fields = {name: each for name, each in action.fields.items() if name not in in_path}
-    optional = [name for name, each in fields.items() if not each.is_required and name != "reason"]
+    needs_reason = issubclass(action, Change) and action.needs_reason_over_http()
+    optional = [name for name, each in fields.items() if not (each.is_required or (needs_reason and name == "reason"))]
     properties = {name: _schema(each) for name, each in fields.items()}
     schema = object_schema(properties, *optional)
     if action.some_of:

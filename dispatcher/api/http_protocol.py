@@ -10,10 +10,13 @@ interfaces: asyncio's, httptools', and ASGI.
 from __future__ import annotations
 
 import asyncio
+import re
 from asyncio import TimerHandle, Transport
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import count
+from secrets import token_hex
 from typing import Any, Final, NoReturn
 
 import httptools
@@ -38,7 +41,12 @@ MAX_PIPELINED: Final = 16
 would keep the process busy with parsing."""
 PIPELINED_STARTS: Final = 8
 """How many pipelined requests, of all connections together, start per iteration of the event loop."""
+LIMITS: Final = "dispatcher.limits"
+"""The key of a request's scope under which a function may be that returns the headers with the caller's limits."""
 _STEP_BYTES: Final = 16 * 1024
+REQUEST_ID: Final = "dispatcher.request_id"
+"""The key of a request's scope under which its id is."""
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")  # without @: an id is logged, and must not be an address
 _CONNECTION: Final = "dispatcher.connection"
 _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
@@ -59,14 +67,36 @@ class Timeouts:
     response_seconds: float = 10.0
 
 
+class RequestIds:
+    """Names requests: by their header X-Request-Id, or by a random number of this process and a counter."""
+
+    def __init__(self) -> None:
+        self._process = token_hex(8)
+        self._count = count(1)
+
+    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """The id of a request with these headers. An id of the client that is not a short token is replaced."""
+        for name, value in headers:
+            if name == b"x-request-id" and _TOKEN.fullmatch(value):
+                return value
+        return f"{self._process}-{next(self._count)}".encode()
+
+
 class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
     """One client connection. asyncio calls it as a protocol, and uvicorn's protocol calls it as a transport."""
 
     def __init__(
-        self, *, timeouts: Timeouts, on_refusal: Callable[[str], None], app_state: dict[str, Any], **named: Any
+        self,
+        *,
+        timeouts: Timeouts,
+        request_ids: RequestIds,
+        on_refusal: Callable[[str], None],
+        app_state: dict[str, Any],
+        **named: Any,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeouts = timeouts
+        self._request_ids = request_ids
         self._on_refusal = on_refusal
         self._http = HttpToolsProtocol(app_state={**app_state, _CONNECTION: self}, **named)
         self._parser = httptools.HttpRequestParser(self)
@@ -296,26 +326,29 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
         if self._unanswered == (not self._is_in_head) and not self._is_answering:
             body = orjson.dumps(problem.document())
             status = f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}"
-            head = f"{status}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self._transport.write(head.encode() + body)
+            head = f"{status}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+            request_id = self._request_ids.of(self._headers)
+            self._transport.write(head.encode() + b"x-request-id: " + request_id + b"\r\n\r\n" + body)
         self.close()
 
 
 class GuardedApp:
-    """An ASGI application that informs the connection when a response begins and ends."""
+    """An ASGI application that informs the connection when a response begins and ends, and adds headers to it."""
 
-    def __init__(self, app: ASGIApp, *, static_paths: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, app: ASGIApp, request_ids: RequestIds, *, static_paths: tuple[bytes, ...] = ()) -> None:
         """
         Args:
             static_paths: Beginnings of the paths whose responses browsers may cache. Other responses get headers that
                 forbid caching.
         """
         self._app = app
+        self._request_ids = request_ids
         self._static_paths = static_paths
         self._pipelined_starts = asyncio.Semaphore(PIPELINED_STARTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: GuardedProtocol = scope["state"][_CONNECTION]
+        request_id = scope[REQUEST_ID] = self._request_ids.of(scope["headers"])
         if connection.is_pipelining():
             async with self._pipelined_starts:
                 await asyncio.sleep(0)  # the event loop serves other connections before the next requests start
@@ -323,8 +356,12 @@ class GuardedApp:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 connection.begin_response()
+                headers = [(b"x-request-id", request_id), *message["headers"]]
+                if limits := scope.get(LIMITS):
+                    headers += limits()
                 if not scope["raw_path"].startswith(self._static_paths):
-                    message["headers"] = [*_HEADERS, *message["headers"]]
+                    headers += _HEADERS
+                message["headers"] = headers
             await send(message)
 
         try:

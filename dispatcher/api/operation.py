@@ -36,8 +36,8 @@ BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-t
 class Operation:
     """The description of one operation, which is one method of one path, such as `POST /v1/emails`.
 
-    `problems`: the codes that not every operation can return. `schemas`: those that this operation adds to the
-    document, by name. Without `needs_key`, requests are signed instead.
+    Without `needs_body`, the body may be missing. `problems`: the codes that not every operation can return. `schemas`:
+    those that this operation adds to the document, by name. Without `needs_key`, requests are signed instead.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Operation:
     problems: tuple[str, ...]
     status: int = 200
     request_schema: str | None = None
+    needs_body: bool = True
     example: Any = None
     parameters: tuple[dict[str, Any], ...] = ()
     headers: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Operation:
             entry["security"] = []
         if self.request_schema:
             media_type: dict[str, Any] = {"schema": reference(self.request_schema), "example": self.example}
-            entry["requestBody"] = {"required": True, "content": {"application/json": media_type}}
+            entry["requestBody"] = {"required": self.needs_body, "content": {"application/json": media_type}}
         return entry
 
     def _responses(self) -> dict[str, dict[str, Any]]:
@@ -151,7 +152,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
 _ABOUT: Final = (
     "Stores emails durably, one per message key, and reports their status. `dispatcher run` sends them. Every error "
     "response is a problem document (RFC 9457): `code` identifies the problem, `errors` locates each mistake in the "
-    "request."
+    "request. Every response has `X-Request-Id`; for a key with limits also `RateLimit-Limit`, `-Remaining` and "
+    "`-Reset` (requests), and `X-Quota-Limit`, `-Remaining` and `-Reset` (recipients per day)."
 )
 
 

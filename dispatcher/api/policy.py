@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dispatcher.config import Settings
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import endings_of
@@ -20,32 +22,32 @@ class Policy:
         self._sms = settings.sms_rules
         self._prefixes = tuple(name[:-1] for name in allowed if name.endswith("*"))
 
-    def check(self, email: Message) -> None:
-        """Raises InvalidEmail for the first field that is not allowed."""
+    def faults(self, email: Message) -> Iterator[InvalidEmail]:
+        """Why fields are not allowed."""
         recipients = len(email.to) + len(email.cc) + len(email.bcc)
         if recipients > (allowed := self.settings.api_max_recipients):
             detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {allowed:,}"
-            raise InvalidEmail("to", detail)
+            yield InvalidEmail("to", detail)
         for name in email.headers:
             lowered = name.lower()
             if lowered not in self._headers and not lowered.startswith(self._prefixes):
-                raise InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
+                yield InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if isinstance(email, Sms) and (fault := self._sms.fault(email.to[0], email.text)):
-            raise fault
+            yield fault
         if len(email.attachments) > (allowed := self.settings.api_max_attachments):
-            raise InvalidEmail("attachments", f"has {len(email.attachments):,} entries; this API allows {allowed:,}")
+            yield InvalidEmail("attachments", f"has {len(email.attachments):,} entries; this API allows {allowed:,}")
         size = 0
         for index, file in enumerate(email.attachments):
             size += len(file.content)
             if size > (allowed := self.settings.api_max_attachment_bytes):
                 field = f"attachments[{index}].content"
-                raise InvalidEmail(field, f"makes the attachments exceed {allowed:,} bytes in total")
+                yield InvalidEmail(field, f"makes the attachments exceed {allowed:,} bytes in total")
             extensions = endings_of(file.filename)
             # If a file's name is `a.{CLSID}`, Windows opens the file with the program that the CLSID identifies.
             if not self._denied_extensions.isdisjoint(extensions) or any(each.startswith("{") for each in extensions):
-                raise InvalidEmail(f"attachments[{index}].filename", "has an extension that this API does not allow")
+                yield InvalidEmail(f"attachments[{index}].filename", "has an extension that this API does not allow")
             if file.content_type.lower() in _PROGRAMS:
-                raise InvalidEmail(
+                yield InvalidEmail(
                     f"attachments[{index}].content_type",
                     "is the type of a program or script, which this API does not allow",
                 )

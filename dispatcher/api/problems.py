@@ -54,6 +54,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
         "too-late": ProblemType(409, "The email can no longer be cancelled or rescheduled."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
+        "webhook-exists": ProblemType(409, "The tenant already has a webhook with this URL."),
         "too-many-webhooks": ProblemType(409, "The tenant already has the maximum number of webhooks."),
         "body-too-large": ProblemType(413, "The request body is too large."),
         "unsupported-media-type": ProblemType(
@@ -153,7 +154,7 @@ class Problem(Exception):
         return Response(orjson.dumps(self.document()), self.status, headers, MEDIA_TYPE)
 
 
-_STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_ENTRY: Final = re.compile(r"(\w+)\[(\d+)\](?:\.(.+))?")
 
 
 def pointer_of(field: str, prefix: str = "") -> str:
@@ -163,9 +164,9 @@ def pointer_of(field: str, prefix: str = "") -> str:
     """
     if field == "email":  # `InvalidEmail` uses this name for the whole document
         return f"#{prefix}"
-    if field.startswith("headers."):  # do not split the header's name, because it can contain dots
-        steps = ["headers", field.removeprefix("headers.")]
-    else:
-        steps = [name or index for name, index in _STEP.findall(field)]
+    if entry := _ENTRY.fullmatch(field):
+        steps = [step for step in entry.groups() if step]
+    else:  # the name of a header, or of an unknown field, can contain dots
+        steps = ["headers", field.removeprefix("headers.")] if field.startswith("headers.") else [field]
     escaped = (step.replace("~", "~0").replace("/", "~1") for step in steps)  # RFC 6901, section 3
     return "#" + prefix + "".join("/" + quote(step, safe="!$&'()*+,;=:@?-._~") for step in escaped)

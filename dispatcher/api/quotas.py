@@ -46,6 +46,7 @@ class _Chunk:
     day: date = date.min  # by the database's clock
     day_ends_at: float = -math.inf  # the earliest possible end, on this process's monotonic clock
     remaining: int = 0
+    left_in_database: int = 0  # when the chunk was last filled
     refill_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     failed_at: float = -math.inf
 
@@ -70,6 +71,14 @@ class Quotas:
             return Reservation(key, chunk.day)
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
+    def left(self, key: ApiKey) -> tuple[int, int, int] | None:
+        """The key's quota, how many recipients are left of it, and the seconds until the next day; None if this process
+        does not know, because it has reserved none today. What other processes have reserved since is not known."""
+        chunk, now = self._chunks.get(key.key_id), self._clock()
+        if chunk is None or key.recipients_per_day is None or now >= chunk.day_ends_at:
+            return None
+        return key.recipients_per_day, chunk.remaining + chunk.left_in_database, math.ceil(chunk.day_ends_at - now)
+
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
         """Gives back recipients that were reserved but not used, so that later requests can use them.
 
@@ -86,6 +95,7 @@ class Quotas:
             chunk.remaining -= surplus
             try:
                 await self._store.return_recipients(reservation.key.key_id, reservation.day, surplus)
+                chunk.left_in_database += surplus if chunk.day == reservation.day else 0
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
@@ -145,6 +155,7 @@ class Quotas:
         if grant.day != chunk.day:
             chunk.day, chunk.remaining = grant.day, 0
         chunk.remaining += grant.recipients
+        chunk.left_in_database = grant.left
         chunk.day_ends_at = asked_at + grant.seconds_left
         return grant.recipients > 0
 

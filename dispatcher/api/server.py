@@ -25,7 +25,7 @@ from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.face import ActionEndpoints
 from dispatcher.api.fair_limiter import FairLimiter, FairSessions
 from dispatcher.api.feed_endpoints import FeedEndpoints
-from dispatcher.api.http_protocol import GuardedApp, GuardedProtocol, Timeouts
+from dispatcher.api.http_protocol import GuardedApp, GuardedProtocol, RequestIds, Timeouts
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
 from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
 from dispatcher.api.operator_jobs import OperatorJobs, ReplayEndpoints
@@ -354,12 +354,14 @@ def _server(
 ) -> _Server:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # these loggers would log paths and addresses
-    timeouts = Timeouts(settings.api_head_seconds, settings.api_request_seconds)
+    timeouts, request_ids = Timeouts(settings.api_head_seconds, settings.api_request_seconds), RequestIds()
     return _Server(
         uvicorn.Config(
-            GuardedApp(app, static_paths=static_paths),
+            GuardedApp(app, request_ids, static_paths=static_paths),
             backlog=BACKLOG,
-            http=partial(GuardedProtocol, timeouts=timeouts, on_refusal=refusals.count),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                GuardedProtocol, timeouts=timeouts, request_ids=request_ids, on_refusal=refusals.count
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,4 +1,4 @@
-"""The endpoints that report the status of emails, never their content."""
+"""The endpoints that report the status of emails, never their bodies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import AccessControl
+from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.text import shown, unknown_fault
 from dispatcher.ops.email_history import find_history, status_of
 from dispatcher.store.statements import Source
 
@@ -28,6 +29,7 @@ class Parameter:
     description: str
 
 
+MAX_ERRORS: Final = 20
 TENANT_ID: Final = kinds.TENANT.schema
 TENANT: Final = Parameter(
     kinds.TENANT.of_json,
@@ -51,8 +53,7 @@ class StatusEndpoints:
     async def get(self, request: Request) -> Response:
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
-            tenant_id = caller.tenant(given.get("tenant_id"))
-            return await self._one(tenant_id, request.path_params["email_id"])
+            return await self._one(caller, given, request.path_params["email_id"])
 
     async def get_by_key(self, request: Request) -> Response:
         async with self.access.admit(request, Scope.READ) as caller:
@@ -60,16 +61,19 @@ class StatusEndpoints:
             key = request.path_params["message_key"]
             if "\0" in key or not key.isprintable():
                 raise Problem("not-found")
-            return await self._one(caller.tenant(given.get("tenant_id")), None, key)
+            return await self._one(caller, given, None, key)
 
-    async def _one(self, tenant_id: str, email_id: UUID | None, message_key: str | None = None) -> Response:
+    async def _one(
+        self, caller: Caller, given: Mapping[str, Any], email_id: UUID | None, message_key: str | None = None
+    ) -> Response:
         history = await find_history(
             self.source,
             email_id,
-            tenant_id=tenant_id,
+            tenant_id=caller.tenant(given.get("tenant_id")),
             message_key=message_key,
             lease_seconds=self.lease_seconds,
             most_ahead=0,
+            sees_content=caller.sees_content,
         )
         if history is None:
             raise Problem("not-found", "The tenant has no email with this id or key.")
@@ -87,13 +91,15 @@ def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, An
     for name, text in request.query_params.multi_items():
         parameter = known.get(name)
         if parameter is None or name in given:
-            reason = "is not a parameter of this operation" if parameter is None else "is given twice"
-            errors.append(FieldError("parameter", "".join(c if c.isprintable() else "?" for c in name[:40]), reason))
+            reason = unknown_fault(name, known) if parameter is None else "is given twice"
+            errors.append(FieldError("parameter", shown(name), reason))
+            if len(errors) == MAX_ERRORS:
+                break
             continue
         try:
             given[name] = parameter.parse(text)
         except ValueError as error:
             errors.append(FieldError("parameter", name, str(error)))
     if errors:
-        raise Problem("invalid-parameter", errors=errors[:20])
+        raise Problem("invalid-parameter", errors=errors[:MAX_ERRORS])
     return given

@@ -18,7 +18,8 @@ _SCHEMAS["WaitStatus"]["properties"]["reason"]["enum"] = list(WaitReason)
 GET: Final = Operation(
     name="get_email",
     summary="Get an email's status",
-    description="Status, timeline, attempts, providers' events, and why an unsent email waits; never the content.",
+    description="Status, timeline, attempts, providers' events, and why an unsent email waits; never the body. "
+    "`envelope` has the sender, the recipients and the subject if the key has the scope `content`.",
     response_schema="EmailStatus",
     parameters=(path_parameter("email_id", {"type": "string", "format": "uuid"}, "The email's id."), TENANT_PARAMETER),
     problems=("not-found", "invalid-parameter"),

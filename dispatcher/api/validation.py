@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, assert_never
 
 from starlette.requests import Request
@@ -17,8 +18,9 @@ from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
 from dispatcher.domain.lanes import DEFAULT_LANES
+from dispatcher.domain.mistakes import MAX_MISTAKES, all_mistakes
 from dispatcher.domain.sms import Sms, message_from_json
-from dispatcher.domain.text import MAX_KEY_CHARACTERS
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, shown, unknown_fault
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import ALREADY_EXPIRED, Acceptance, Enqueued
 from dispatcher.providers.capabilities import capability_gap
@@ -71,44 +73,57 @@ class EmailValidator:
     configured: Mapping[str, Capabilities]
     lanes: tuple[str, ...] = DEFAULT_LANES
 
-    def email(self, document: object, caller: Caller, *, key: str | None = None, prefix: str = "") -> Email | Sms:
-        """Builds a valid email from a JSON value; an SMS if its `channel` is `sms`. Raises the problem of a mistake.
+    def email(
+        self, document: object, caller: Caller, *, key: str | None = None, prefix: str = "", finds_all: bool = True
+    ) -> Email | Sms:
+        """Builds a valid email from a JSON value; an SMS if its `channel` is `sms`. Raises the problem of its mistakes.
 
-        `key`: the message key from the header. `prefix`: the JSON pointer to the value in the body.
+        `key`: the message key from the header. `prefix`: the JSON pointer to the value in the body. Without
+        `finds_all`, the problem names only the first mistake.
         """
         if isinstance(document, dict):
             tenant, own_key = document.get("tenant_id"), document.get("message_key")
             if not isinstance(tenant, str | None):
-                raise _refusal(InvalidEmail("tenant_id", "must be a string"), prefix)
+                raise _refusal([InvalidEmail("tenant_id", "must be a string")], prefix)
             document = dict(document, tenant_id=caller.tenant(tenant))
             if key is not None:
                 if own_key not in (None, key):
                     reason = f"must equal the header {KEY_HEADER}, or be left out"
-                    raise _refusal(InvalidEmail("message_key", reason), prefix)
+                    raise _refusal([InvalidEmail("message_key", reason)], prefix)
                 document["message_key"] = key
         try:
             email = message_from_json(document, allowed_headers=self.policy.settings.allowed_provider_headers)
         except InvalidEmail as error:
-            raise _refusal(error, prefix) from None
+            # Without a variable: a list with the error would refer to this frame, and so to itself.
+            raise _refusal(self._mistakes(document, error) if finds_all else [error], prefix) from None
         caller.check_sender(email.sender, prefix)
         if email.lane is not None and email.lane not in self.lanes:
-            reason = f"is not a lane of this API, which has: {', '.join(self.lanes)}"
-            raise _refusal(InvalidEmail("lane", reason), prefix)
+            raise _refusal([self._no_lane()], prefix)
         caller.check_lane(email.lane, prefix)
         if email.ignore_suppression:
             caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression", prefix)
-        try:
-            self.policy.check(email)
-        except InvalidEmail as error:
-            raise _refusal(error, prefix, "email-not-allowed") from None
+        if faults := list(islice(self.policy.faults(email), MAX_MISTAKES)):
+            raise _refusal(faults, prefix, "email-not-allowed")
         if why := capability_gap(email, self.configured):
             field_error = FieldError("pointer", pointer_of(why.field, prefix), why.message)
             raise Problem("no-capable-provider", str(why), errors=[field_error])
         return email
 
+    def _mistakes(self, document: object, first: InvalidEmail) -> list[InvalidEmail]:
+        if not isinstance(document, dict):
+            return [first]
+        found = all_mistakes(document, first, allowed_headers=self.policy.settings.allowed_provider_headers)
+        lane = document.get("lane")
+        if isinstance(lane, str) and lane not in self.lanes and all(each.field != "lane" for each in found):
+            found.append(self._no_lane())
+        return found
 
-def _refusal(error: InvalidEmail, prefix: str, code: str = "invalid-email") -> Problem:
-    return Problem(code, errors=[FieldError("pointer", pointer_of(error.field, prefix), error.reason)])
+    def _no_lane(self) -> InvalidEmail:
+        return InvalidEmail("lane", f"is not a lane of this API, which has: {', '.join(self.lanes)}")
+
+
+def _refusal(found: Iterable[InvalidEmail], prefix: str, code: str = "invalid-email") -> Problem:
+    return Problem(code, errors=[FieldError("pointer", pointer_of(each.field, prefix), each.reason) for each in found])
 
 
 def batch_items(document: object) -> Sequence[object]:
@@ -116,8 +131,8 @@ def batch_items(document: object) -> Sequence[object]:
     emails = document.get("emails") if isinstance(document, dict) else None
     if not isinstance(document, dict):
         where, wrong = "#", "must be an object"
-    elif unknown := document.keys() - {"emails"}:
-        where, wrong = "#", f"must have only the field `emails`; number of other fields: {len(unknown)}"
+    elif unknown := next((name for name in document if name != "emails"), None):
+        where, wrong = pointer_of(shown(unknown)), unknown_fault(unknown, ["emails"])
     elif not isinstance(emails, list):
         where, wrong = "#/emails", "must be a list"
     elif not 1 <= len(emails) <= MAX_BATCH_EMAILS:
@@ -137,7 +152,7 @@ def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
         case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):
             return answer
         case Enqueued(acceptance=Acceptance.EXPIRED):
-            raise _refusal(InvalidEmail("expires_at", ALREADY_EXPIRED), prefix)
+            raise _refusal([InvalidEmail("expires_at", ALREADY_EXPIRED)], prefix)
         case Enqueued():
             detail = f"Use a new {_KEY_NAMES} for a new email, or repeat the original request."
             raise Problem("idempotency-key-reused", detail)

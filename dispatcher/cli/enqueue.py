@@ -17,10 +17,10 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import Age, Instant, json_option, known_lane
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.domain.email import Email
-from dispatcher.domain.email_rules import shown
 from dispatcher.domain.message import FIELDS, Message, Stated
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
 from dispatcher.domain.sms import Sms
+from dispatcher.domain.text import shown
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
 

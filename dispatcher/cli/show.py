@@ -124,6 +124,7 @@ def _document(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> 
 
     whole = {**asdict(story.email), **asdict(status_of(story)), **asdict(story), "timeline": story.timeline}
     del whole["email"], whole["email_id"]
+    whole["last_error"] = whole["error"]  # the column also has the answers of providers
     if story.content is None:
         del whole["content"]
     return {**whole, "dlq": messages}

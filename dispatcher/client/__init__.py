@@ -9,7 +9,7 @@ API enqueues the email once, even if a request or response is lost. `Email` vali
 """
 
 from dispatcher.client.clients import AsyncClient, AsyncEvents, Client, Events
-from dispatcher.client.results import ApiProblem, EmailPage, FeedEvent, NoResponse, Receipt, Refused
+from dispatcher.client.results import ApiProblem, EmailPage, FeedEvent, NoResponse, Receipt, Refused, WebhookTest
 from dispatcher.domain.email_history import Attempt, EmailStatus, Moment, ProviderEvent, WaitStatus
 from dispatcher.domain.listed_email import ListedEmail
 
@@ -30,4 +30,5 @@ __all__ = [
     "Receipt",
     "Refused",
     "WaitStatus",
+    "WebhookTest",
 ]

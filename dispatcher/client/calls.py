@@ -10,18 +10,20 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, Unpack, cast
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import msgspec
 import orjson
 
-from dispatcher.actions.action import Action
-from dispatcher.client.results import ApiProblem, EmailPage, EventPage, Receipt, Refused
+from dispatcher.actions.action import Action, Paged
+from dispatcher.actions.emails import ListEmails
+from dispatcher.client.results import ApiProblem, EmailPage, EventPage, Receipt, Refused, WebhookTest
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_history import EmailStatus
 from dispatcher.domain.email_rules import instant
+from dispatcher.domain.outcome import Reason
 from dispatcher.domain.retry import Backoff
 from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import Status
@@ -31,6 +33,7 @@ T = TypeVar("T")
 
 PAGE_EVENTS: Final = 500
 MAX_WAIT_SECONDS: Final = 10.0
+NO_REASON: Final = ("reason", "")
 _JSON: Final = ("Content-Type", "application/json")
 
 
@@ -44,13 +47,17 @@ class ApiResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[T]):
-    """One request and the parser of its response. It is safe to send the request more than once."""
+    """One request and the parser of its response. It is safe to send the request more than once.
+
+    `next_page` is the request of the page after a cursor, if the result is a page.
+    """
 
     parse: Callable[[ApiResponse], T]
     method: str
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
+    next_page: Callable[[str], ApiCall[T]] | None = None
 
 
 class Filters(TypedDict, total=False):
@@ -70,9 +77,13 @@ class Filters(TypedDict, total=False):
     sender: str
     tag: str
     status: Status
-    error_type: str
+    delivery: str
+    error_type: Reason
+    channel: str
     provider: str
     correlation_id: str
+    tenant_id: str
+    lane: str
     created_from: datetime
     created_before: datetime
     after: str
@@ -140,12 +151,14 @@ def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
 
 
 def find(**filters: Unpack[Filters]) -> ApiCall[EmailPage]:
-    """Returns a page of the tenant's emails that match all filters, newest first.
+    """Returns a page of the tenant's emails that match all filters, newest first. A loop over it continues with the
+    pages after it.
 
     Raises:
         ApiProblem: with the code `invalid-parameter` if a filter is not valid.
     """
-    return ApiCall(reader(EmailPage), "GET", "/v1/emails" + (f"?{urlencode(filters)}" if filters else ""))
+    call: Any = call_of(ListEmails(**filters))
+    return cast("ApiCall[EmailPage]", call)
 
 
 def cancel(email_id: UUID, *, reason: str) -> ApiCall[Status]:
@@ -176,6 +189,26 @@ def reschedule(email_id: UUID, send_at: datetime, *, reason: str) -> ApiCall[Sta
     return _change(f"/v1/emails/{email_id}/reschedule", {"send_at": instant("send_at", send_at), "reason": reason})
 
 
+def confirm(email_id: UUID, *, reason: str) -> ApiCall[Status]:
+    """Marks a held email as sent, because it did arrive; returns its status, `sent`. This cannot be undone.
+
+    Raises:
+        ApiProblem: With the code `not-held` if the email is not held.
+    """
+    return _change(f"/v1/held/{email_id}/confirm", {"reason": reason})
+
+
+def release(email_id: UUID, *, reason: str) -> ApiCall[Status]:
+    """Sends a held email again, although it may have arrived; returns its status, `pending`. Raises as `confirm`."""
+    return _change(f"/v1/held/{email_id}/release", {"reason": reason})
+
+
+def webhook_test(webhook_id: int, *, tenant_id: str | None = None) -> ApiCall[WebhookTest]:
+    """Posts a test event to a webhook, and returns the answer of its receiver."""
+    query = "" if tenant_id is None else f"?tenant_id={quote(tenant_id, safe='')}"
+    return ApiCall(reader(WebhookTest), "POST", f"/v1/webhooks/{webhook_id}/test{query}")
+
+
 def events(after: str | None) -> ApiCall[EventPage]:
     """Returns a page of the tenant's events after a cursor."""
 
@@ -197,8 +230,9 @@ def call_of(action: Action[T]) -> ApiCall[T]:
         rows = msgspec.convert(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
         return replace(msgspec.convert({**whole, "rows": []}, type=action.page_type), rows=rows) if action.key else rows
 
-    method, path = action.http.split()
-    given = {name: value for name, value in action.values().items() if value is not None}
+    method, path = action.http_post().split()
+    given = {name: value for name, value in action.values().items() if value is not None and (name, value) != NO_REASON}
+    next_page: Any = (lambda cursor: call_of(action.but(after=cursor))) if isinstance(action, Paged) else None
     for name in action.path_names():
         path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
     if method == "GET":
@@ -206,7 +240,7 @@ def call_of(action: Action[T]) -> ApiCall[T]:
             name: str(value) if isinstance(value, str) else orjson.dumps(value).decode().strip('"')
             for name, value in given.items()
         }
-        return ApiCall(parse, method, path + (f"?{urlencode(texts)}" if texts else ""))
+        return ApiCall(parse, method, path + (f"?{urlencode(texts)}" if texts else ""), next_page=next_page)
     return ApiCall(parse, method, path, (_JSON,), orjson.dumps(given))
 
 

@@ -5,59 +5,33 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar
 
 from pyreqwest.client import Client as PooledAsyncClient
 from pyreqwest.client import ClientBuilder, SyncClient, SyncClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
-from dispatcher.actions.action import Action
-from dispatcher.client import calls
+from dispatcher.actions.action import Action, Page
 from dispatcher.client.calls import ApiCall, ApiResponse, RetrySchedule, base_url, call_of, parse_problem
+from dispatcher.client.operations import Awaited, Blocking, Operations
 from dispatcher.client.results import EventPage, FeedEvent, NoResponse
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Builder = TypeVar("Builder", RequestBuilder, SyncRequestBuilder)
 
 SECONDS: Final = 60.0
 """The time limit of a call, including retries."""
 ATTEMPT_SECONDS: Final = 15.0
-RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
-_FINAL_CODES: Final = frozenset({"too-late"})
-"""Codes of problems after which a request is not repeated, although the response's status is in RETRIED_STATUSES."""
+RETRIED_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
+_RETRIED_CODES: Final = frozenset({"idempotency-key-in-use"})
+"""Codes of problems after which a request is repeated, although the response's status is not in RETRIED_STATUSES."""
 
 
-class Method(Generic[P, T]):
-    """A method of both clients: sends the request of a function of `calls`. `AsyncClient` returns an awaitable."""
-
-    def __init__(self, call: Callable[P, ApiCall[T]]) -> None:
-        self._call = call
-        self.__doc__ = call.__doc__
-
-    @overload
-    def __get__(self, client: Client, kind: type) -> Callable[P, T]: ...
-    @overload
-    def __get__(self, client: AsyncClient, kind: type) -> Callable[P, Awaitable[T]]: ...
-    @overload
-    def __get__(self, client: None, kind: type) -> Self: ...
-    def __get__(self, client: _BaseClient | None, kind: type) -> Any:
-        if client is None:
-            return self
-
-        def method(*arguments: P.args, **options: P.kwargs) -> Any:
-            work = client._request(self._call(*arguments, **options))
-            return _result(work) if isinstance(client, Client) else work
-
-        method.__doc__ = self.__doc__
-        return method
-
-
-class _BaseClient(ABC):
+class _BaseClient(Operations, ABC):
     """What `Client` and `AsyncClient` share: the settings, the methods, and the retry loop."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:
@@ -74,15 +48,6 @@ class _BaseClient(ABC):
         self._key = key
         self._seconds = seconds
 
-    send = Method(calls.send)
-    send_many = Method(calls.send_many)
-    get = Method(calls.get)
-    get_by_key = Method(calls.get_by_key)
-    find = Method(calls.find)
-    cancel = Method(calls.cancel)
-    reschedule = Method(calls.reschedule)
-    _page = Method(calls.events)
-
     @property
     def _attempt_timeout(self) -> timedelta:
         return timedelta(seconds=min(self._seconds, ATTEMPT_SECONDS))
@@ -93,6 +58,17 @@ class _BaseClient(ABC):
         for name, value in call.headers:
             builder = builder.header(name, value)
         return builder if call.body is None else builder.body_bytes(call.body)
+
+    def send_call(self, call: ApiCall[T]) -> Any:
+        """The result of a request, or with `AsyncClient` an awaitable of it."""
+        work = self._request(call)
+        return _result(work) if isinstance(self, Blocking) else work
+
+    def _continued(self, result: T, call: ApiCall[T]) -> T:
+        """The result. If it is a page, it can read the pages after it."""
+        if isinstance(result, Page) and (next_page := call.next_page) is not None:
+            result.follow = lambda cursor: self.send_call(next_page(cursor))  # type: ignore[misc]
+        return result
 
     async def _request(self, call: ApiCall[T]) -> T:
         """Sends a request, and repeats it until it succeeds, is refused for good, or the time limit has passed."""
@@ -106,10 +82,10 @@ class _BaseClient(ABC):
                     remedy = "Check that `dispatcher api` runs at this URL. Repeating the call is safe."
                     raise NoResponse("The HTTP API did not respond.", remedy=remedy) from error
             else:
-                if response.status in (200, 202):
-                    return call.parse(response)
+                if response.status in (200, 201, 202):
+                    return self._continued(call.parse(response), call)
                 problem = parse_problem(response)
-                is_retried = response.status in RETRIED_STATUSES and problem.code not in _FINAL_CODES
+                is_retried = response.status in RETRIED_STATUSES or problem.code in _RETRIED_CODES
                 wait = retries.next_wait(problem.retry_after) if is_retried else None
                 if wait is None:
                     raise problem
@@ -122,7 +98,7 @@ class _BaseClient(ABC):
     async def _sleep(self, seconds: float) -> None: ...
 
 
-class Client(_BaseClient):
+class Client(_BaseClient, Blocking):
     """The synchronous client. Keeps connections open: use it in a `with` block, or call `close`. Thread-safe."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:
@@ -167,7 +143,7 @@ class Client(_BaseClient):
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this
 
 
-class AsyncClient(_BaseClient):
+class AsyncClient(_BaseClient, Awaited):
     """The asynchronous client. Use it in an `async with` block, or await `close`. Several tasks may share it."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dispatcher.domain.listed_email import ListedEmail
+from dispatcher.actions.emails import FoundPage
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError
 
@@ -61,21 +61,15 @@ class Refused:
     problem: ApiProblem
 
 
+EmailPage = FoundPage
+
+
 @dataclass(frozen=True, slots=True)
-class EmailPage:
-    """A page of emails, newest first. A page may be short or empty even if more emails follow.
+class WebhookTest:
+    """The answer of a webhook's receiver to a test event."""
 
-    Attributes:
-        next: The cursor of the next page; None on the last page.
-        was_cut: Whether the page ended early, because a page reads a limited number of emails.
-        recipients_since: Emails that were created before this time cannot be found by their recipients. None if all
-            emails can be found, or if the request has no recipient and no domain.
-    """
-
-    emails: tuple[ListedEmail, ...]
-    next: str | None = None
-    was_cut: bool = False
-    recipients_since: datetime | None = None
+    is_accepted: bool
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,8 @@ class Scope(StrEnum):
     recipients."""
     IGNORE_SUPPRESSION = "ignore_suppression"
     """Enqueue emails that suppressed recipients get, too. The key also needs SEND."""
+    CONTENT = "content"
+    """With READ: also read the sender, the recipients and the subject of emails."""
 
 
 @dataclass(frozen=True, slots=True)

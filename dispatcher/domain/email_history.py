@@ -62,6 +62,7 @@ class EmailRow:
     lane: str
     wait_until: datetime | None
     wait_reason: str | None
+    send_at: datetime | None
     expires_at: datetime | None
     redelivery_count: int
     attempt_count: int
@@ -95,6 +96,7 @@ class Attempt:
 
     Attributes:
         worker: None if it is hidden from the reader.
+        answer: What the provider answered, if this is not an error.
     """
 
     attempt: int
@@ -106,6 +108,7 @@ class Attempt:
     error_type: str | None
     provider_code: str | None
     error: str | None
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

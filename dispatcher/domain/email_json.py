@@ -9,8 +9,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-from dispatcher.domain.email_rules import MAX_ATTACHMENT_OCTETS, MAX_ATTACHMENTS, shown
+from dispatcher.domain.email_rules import MAX_ATTACHMENT_OCTETS, MAX_ATTACHMENTS
 from dispatcher.domain.outgoing import MAX_FILENAME_CHARACTERS, Attachment
+from dispatcher.domain.text import shown, unknown_fault
 from dispatcher.errors import InvalidEmail
 
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
@@ -63,7 +64,7 @@ def _attachment(field: str, document: object) -> Attachment:
         raise InvalidEmail(field, "must be a JSON object")
     for name in document:
         if name not in ATTACHMENT_FIELDS:
-            raise InvalidEmail(f"{field}.{shown(name)}", f"is unknown; use {', '.join(ATTACHMENT_FIELDS)}")
+            raise InvalidEmail(f"{field}.{shown(name)}", unknown_fault(name, ATTACHMENT_FIELDS))
     for name in ATTACHMENT_FIELDS:
         if document.get(name) is None:
             raise InvalidEmail(f"{field}.{name}", "is required")

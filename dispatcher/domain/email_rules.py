@@ -19,7 +19,14 @@ from dispatcher.domain.headers import header_name_fault, header_value_fault
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault, header_fault
+from dispatcher.domain.text import (
+    MAX_KEY_CHARACTERS,
+    MAX_TENANT_CHARACTERS,
+    TENANT_PATTERN,
+    body_fault,
+    header_fault,
+    shown,
+)
 from dispatcher.errors import InvalidEmail
 
 MAX_RECIPIENTS: Final = 1000
@@ -267,13 +274,6 @@ def tags(field: str, value: object) -> tuple[str, ...]:
     if len(set(kept)) != len(kept):
         raise InvalidEmail(field, "contains the same tag twice")
     return kept
-
-
-def shown(name: object) -> str:
-    """The name of a field or header for an error message: at most 40 characters, `?` for each unprintable character."""
-    text = name if isinstance(name, str) else type(name).__name__
-    printable = "".join(character if character.isprintable() else "?" for character in text[:41])
-    return printable if len(text) <= 40 else f"{printable[:40]}…"
 
 
 def _sequence(field: str, value: object, most: int) -> Sequence[object]:

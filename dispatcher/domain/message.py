@@ -27,7 +27,15 @@ from dispatcher.domain.json_data import NO_DATA, checked_data
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import DEFAULT_TENANT, MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault
+from dispatcher.domain.text import (
+    DEFAULT_TENANT,
+    MAX_KEY_CHARACTERS,
+    MAX_TENANT_CHARACTERS,
+    TENANT_PATTERN,
+    body_fault,
+    shown,
+    unknown_fault,
+)
 from dispatcher.errors import InvalidEmail
 
 __all__ = ["EMAIL_CHANNEL", "Message", "TextMessage"]
@@ -54,7 +62,7 @@ def text_schema(longest: int, shortest: int = 0, **more: str) -> dict[str, Any]:
     return {"type": "string", "maxLength": longest, **({"minLength": shortest} if shortest else {}), **more}
 
 
-def list_schema(item: Mapping[str, Any], most: int, **more: bool) -> dict[str, Any]:
+def list_schema(item: Mapping[str, Any], most: int, **more: int) -> dict[str, Any]:
     """The schema of a list that may also be given as its only item."""
     return {"anyOf": [item, {"type": "array", "items": item, "maxItems": most, **more}]}
 
@@ -270,8 +278,8 @@ class Message:
                     raise InvalidEmail("channel", f"must be {cls.channel}")
                 continue
             if (each := cls.by_json_name.get(name)) is None:
-                remedy = "the field is named from" if name == "sender" else "check the spelling"
-                raise InvalidEmail(rules.shown(name), f"is not a field of an {cls.channel}; {remedy}")
+                fault = "is unknown; did you mean from?" if name == "sender" else unknown_fault(name, cls.by_json_name)
+                raise InvalidEmail(shown(name), fault)
             if value is not None:
                 given[each.name] = value if each.kind.decode is None else each.kind.decode(name, value)
         if missing := [name for argument, name in cls.required.items() if argument not in given]:
@@ -402,7 +410,11 @@ class TextMessage(Message):
     @classmethod
     def from_json(cls, document: object) -> Self:
         """Creates a message from a decoded JSON object. A null field counts as absent. Raises InvalidEmail with the
-        JSON name of the first field that is unknown, missing or invalid."""
+        JSON name of the first field that is unknown, missing or invalid. `to` may also be a list of one recipient."""
+        if isinstance(document, dict) and isinstance(to := document.get("to"), list):
+            if len(to) != 1:
+                raise InvalidEmail("to", "must be one recipient")
+            document = {**document, "to": to[0]}
         return cls._from_json(document)
 
     def to_json(self) -> dict[str, object]:

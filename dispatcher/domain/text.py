@@ -7,6 +7,8 @@ phrase never quotes the text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 # C0, DEL and C1 controls, and two Unicode separators at which `str.splitlines` and some mail software break lines.
@@ -65,3 +67,26 @@ MAX_TENANT_CHARACTERS: Final = 100
 """The longest tenant id. Every log line and index entry contains the id, so the id must be short."""
 DEFAULT_TENANT: Final = "default"
 TENANT_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._:-]*"
+
+
+def shown(name: object) -> str:
+    """The name of a field or header for an error message: at most 40 characters, `?` for each unprintable character."""
+    text = name if isinstance(name, str) else type(name).__name__
+    printable = "".join(character if character.isprintable() else "?" for character in text[:41])
+    return printable if len(text) <= 40 else f"{printable[:40]}…"
+
+
+def unknown_fault(name: object, known: Iterable[str]) -> str:
+    """What is wrong with a field that does not exist: names the field that was probably meant, or all fields."""
+    near = _nearest(shown(name).lower(), names := tuple(known))
+    return f"is unknown; did you mean {near}?" if near else f"is unknown; allowed: {', '.join(names)}"
+
+
+@lru_cache(maxsize=256)  # all emails of a batch may have the same mistake
+def _nearest(given: str, names: tuple[str, ...]) -> str | None:
+    from difflib import get_close_matches  # here, because it takes as long as all records
+
+    letters = set(given)
+    # The comparison takes a tenth of a millisecond per name, so it is left out for names with other letters.
+    alike = [each for each in names if abs(len(each) - len(given)) < 4 and 2 * len(letters & {*each}) > len(letters)]
+    return next(iter(get_close_matches(given, alike, 1)), None)

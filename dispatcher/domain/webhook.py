@@ -60,7 +60,7 @@ class Webhook:
     state: WebhookState
     # the time since which the receiver has accepted no event; None if the receiver accepts events
     failing_since: datetime | None
-    next_attempt_at: datetime
+    next_attempt_at: datetime | None  # None: at once
     last_error: str | None
     delivered_at: datetime | None
     created_at: datetime

@@ -18,6 +18,7 @@ from dispatcher.domain.email_history import (
     WaitStatus,
 )
 from dispatcher.domain.event import Delivery
+from dispatcher.domain.listed_email import Envelope, LastEvent
 from dispatcher.domain.outcome import delivered_recipients, left_out
 from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.domain.status import Status
@@ -56,10 +57,10 @@ explanation."""
 
 @dataclass(frozen=True, slots=True)
 class EmailHistory:
-    """Everything that the database has about an email. Only `content` is private.
+    """Everything that the database has about an email. Only `content` and `envelope` are private.
 
-    `recipients` (masked) and `content` are None if the content was deleted; `content` also if the caller did not
-    request it. `waiting` is None unless the email is pending, waiting or sending.
+    `recipients` (masked), `tags`, `envelope` and `content` are None if the content was deleted; the last two also if
+    the caller did not request them. `waiting` is None unless the email is pending, waiting or sending.
     """
 
     email: EmailRow
@@ -68,6 +69,9 @@ class EmailHistory:
     acts: Sequence[AuditedAct]
     replays: Sequence[ReplayOfEmail]
     recipients: Sequence[str] | None = None
+    tags: Sequence[str] | None = None
+    last_event: LastEvent | None = None
+    envelope: Envelope | None = None
     waiting: WaitExplanation | None = None
     content: dict[str, Any] | None = None
 
@@ -121,6 +125,7 @@ async def find_history(
     providers: Collection[str] = (),
     lease_seconds: float = 0.0,
     most_ahead: int = MAX_AHEAD_COUNT,
+    sees_content: bool = False,
     reveal: Act | None = None,
 ) -> EmailHistory | None:
     """The history of an email, by its id, or by its tenant and key; None if there is no such email.
@@ -130,6 +135,7 @@ async def find_history(
         providers: The configured providers; empty if the caller does not have the settings.
         lease_seconds: The length of a lease.
         most_ahead: Count at most this many emails ahead of the email. With 0, locks are not examined, either.
+        sees_content: Whether the reader may read the sender, the recipients and the subject.
         reveal: Who reads the content, and why; the audit log records this before the content is read. None to leave
             the content out.
     """
@@ -153,6 +159,8 @@ async def find_history(
         await emails.list_acts(source, email_id),
         await emails.list_replays_of(source, email_id),
         (await masked_recipients(source, [email_id])).get(email_id),
+        *(await emails.find_details(source, [email_id])).get(email_id, (None, None)),
+        (await emails.find_envelopes(source, [email_id])).get(email_id) if sees_content else None,
         waiting,
         content,
     )
@@ -230,12 +238,12 @@ def status_of(history: EmailHistory) -> EmailStatus:
         email.email_id,
         **{name: getattr(email, name) for name in EmailStatus.__match_args__ if hasattr(email, name)},
         error=email.last_error if is_error else None,
-        recipients=history.recipients,
+        answer=None if is_error else email.last_error,
+        **{name: getattr(history, name) for name in ("recipients", "tags", "last_event", "envelope")},
         refused_recipients=None if is_error else left_out(email.last_error),
         delivered_recipients=delivered_recipients(email.status, email.recipient_outcomes),
         waiting=None if waiting is None else WaitStatus(waiting.reason, waiting.until),
-        # Without an error, the column contains the provider's reply, such as `250 OK`.
-        attempts=[each if each.error_type else replace(each, error=None) for each in seen.attempts],
+        attempts=seen.attempts,
         events=seen.events,
         timeline=[replace(each, actor=None, reason=None) for each in seen.timeline],
     )
@@ -256,7 +264,7 @@ def _of_row(email: EmailRow) -> Iterator[Moment]:
 
 def _of_attempt(attempt: Attempt) -> Moment:
     seconds = (attempt.finished_at - attempt.started_at).total_seconds()
-    answer = _joined(attempt.provider_code, attempt.error_type, attempt.error)
+    answer = _joined(attempt.provider_code, attempt.error_type, attempt.error or attempt.answer)
     what = f"attempt {attempt.attempt}: {attempt.outcome}"
     where = f"{attempt.provider}, after {seconds:.3f} s" + (f", by {attempt.worker}" if attempt.worker else "")
     return Moment(attempt.finished_at, what, _joined(where, answer))

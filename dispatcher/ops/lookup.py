@@ -19,6 +19,7 @@ from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient
 from dispatcher.domain.values import dataclass, replace
 from dispatcher.store.address_hashes import AddressHasher, normalised
+from dispatcher.store.emails import find_details, find_envelopes
 from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import masked_recipients
 from dispatcher.store.statements import Source, fetch, from_rows
@@ -77,7 +78,13 @@ class Found(NamedTuple):
 
 
 async def find(
-    source: Source, filters: Mapping[str, Any], *, limit: int = 50, after: UUID | None = None, budget: Budget = BUDGET
+    source: Source,
+    filters: Mapping[str, Any],
+    *,
+    limit: int = 50,
+    after: UUID | None = None,
+    sees_content: bool = False,
+    budget: Budget = BUDGET,
 ) -> Found:
     """A page of the emails that match. The cost is about the same for every filter, however many emails there are.
 
@@ -87,6 +94,7 @@ async def find(
 
     Args:
         filters: Values of the fields of the action. Must not be logged, because some are addresses.
+        sees_content: Whether the reader may read senders, recipients and subjects.
     """
     asked = {name: value for name, value in filters.items() if value is not None}
     hasher, reader = await AddressHasher.open(source), asked.get("tenant_id", "")
@@ -126,9 +134,8 @@ async def find(
     below: UUID | None = rows[-1].id if len(rows) == most else answer[0][-1]
     if checks:
         rows, below = await _checked(rows, below, checks, limit, budget)
-    recipients = await masked_recipients(source, [row.id for row in rows])
     return Found(
-        [_shown(row, recipients.get(row.id)) for row in rows],
+        await _shown(source, rows, sees_content=sees_content),
         None if below is None else hasher.sealed(below, reader),
         below is not None and len(rows) < limit,
         await _recipients_since(source) if {"recipient", "domain"} & asked.keys() else None,
@@ -187,11 +194,29 @@ async def _recipients_since(source: Source) -> datetime | None:
     return since if has_older else None
 
 
-def _shown(row: ListedEmail, recipients: Sequence[str] | None) -> ListedEmail:
-    """The row with recipients, and without the provider's answer if it is no error, such as `250 OK`."""
-    if row.error_type is not None:
-        return replace(row, recipients=recipients)
-    return replace(row, recipients=recipients, error=None, refused_recipients=left_out(row.error))
+async def _shown(source: Source, rows: Sequence[ListedEmail], *, sees_content: bool) -> list[ListedEmail]:
+    """The rows with what other tables have about the emails."""
+    ids = [row.id for row in rows]
+    recipients, details = await masked_recipients(source, ids), await find_details(source, ids)
+    envelopes = await find_envelopes(source, ids) if sees_content else {}
+    shown = []
+    for row in rows:
+        tags, last_event = details.get(row.id, (None, None))
+        # Without an error type, the column has the provider's answer, such as `250 OK`.
+        is_answer = row.error_type is None
+        shown.append(
+            replace(
+                row,
+                error=None if is_answer else row.error,
+                answer=row.error if is_answer else None,
+                refused_recipients=left_out(row.error) if is_answer else None,
+                recipients=recipients.get(row.id),
+                envelope=envelopes.get(row.id),
+                tags=tags,
+                last_event=last_event,
+            )
+        )
+    return shown
 
 
 def _id_at(instant: datetime) -> UUID:

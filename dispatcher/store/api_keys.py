@@ -35,6 +35,7 @@ class Grant:
     day: date
     recipients: int  # 0 if fewer were left than the call needed
     seconds_left: float
+    left: int  # of the quota, after this call
 
 
 @statement

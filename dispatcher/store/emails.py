@@ -8,6 +8,7 @@ from uuid import UUID
 
 from dispatcher.domain.controls import PauseScope
 from dispatcher.domain.email_history import Attempt, AuditedAct, EmailRow, ProviderEvent, ReplayOfEmail
+from dispatcher.domain.listed_email import Envelope, LastEvent
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.values import replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
@@ -16,7 +17,7 @@ from dispatcher.store.controls import list_pauses
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles, list_rates
 from dispatcher.store.queries import ids_within
-from dispatcher.store.recipients import find_recipients, may_read_recipients
+from dispatcher.store.recipients import addresses_by_field, fetch_readable, find_recipients, may_read_recipients
 from dispatcher.store.statements import Record, Source, fetch, fetch_records, fetch_sync, from_rows, statement
 
 SAMPLE: Final = 1_000
@@ -64,6 +65,23 @@ async def list_acts(source: Source, email_id: UUID) -> list[AuditedAct]: ...
 async def list_replays_of(source: Source, email_id: UUID) -> list[ReplayOfEmail]: ...
 @statement
 async def may_lock(source: Source) -> bool: ...
+
+
+async def find_details(
+    source: Source, email_ids: Collection[UUID]
+) -> dict[UUID, tuple[list[str] | None, LastEvent | None]]:
+    """The tags of each email, or None if the content was deleted, and its newest believed event."""
+    rows = await fetch_readable(source, "find_details", email_ids)
+    return {row[0]: (row[1], None if row[2] is None else LastEvent(row[2], row[3])) for row in rows}
+
+
+async def find_envelopes(source: Source, email_ids: Collection[UUID]) -> dict[UUID, Envelope]:
+    """From whom and to whom each email is, and its subject. Leaves out emails whose content was deleted."""
+    found = {}
+    for email_id, sender, recipients, subject in await fetch_readable(source, "find_envelopes", email_ids):
+        to, cc, bcc = addresses_by_field(recipients)
+        found[email_id] = Envelope({"from": sender, "to": to, "cc": cc, "bcc": bcc, "subject": subject})
+    return found
 
 
 async def list_events(session: Source, email_id: UUID) -> list[ProviderEvent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from dispatcher.domain.suppression import Recipient
 from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.queries import ids_within
-from dispatcher.store.statements import Source, fetch, statement
+from dispatcher.store.statements import Row, Source, fetch, statement
 
 RECIPIENT_OCTETS: Final = 6
 """How many bytes of a hash the table `email_recipient` has."""
@@ -20,19 +21,26 @@ RECIPIENT_OCTETS: Final = 6
 async def may_read_recipients(source: Source) -> bool: ...
 
 
+async def fetch_readable(source: Source, name: str, email_ids: Collection[UUID]) -> list[Row]:
+    """The rows of a statement for these emails. Leaves out emails with a row that cannot be read."""
+    if not email_ids:
+        return []
+    answers, _ = await bisect_batch([*set(email_ids)], lambda part: fetch(source, name, ids_within(part)))
+    return [row for rows in answers for row in rows]
+
+
 async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
     """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted or
     cannot be read."""
-    if not email_ids:
-        return {}
-    answers, _ = await bisect_batch([*set(email_ids)], lambda part: fetch(source, "find_recipients", ids_within(part)))
-    return {email_id: _addresses(found) for rows in answers for email_id, found in rows}
+    rows = await fetch_readable(source, "find_recipients", email_ids)
+    return {email_id: list(chain.from_iterable(addresses_by_field(found))) for email_id, found in rows}
 
 
-def _addresses(recipients: Any) -> list[str]:
-    """The addresses in a value of `email_content.recipients`. Leaves out what is no text: the row may be damaged."""
-    lists = [recipients.get(field) for field in ("to", "cc", "bcc")] if isinstance(recipients, dict) else []
-    return [each for listed in lists if isinstance(listed, list) for each in listed if isinstance(each, str)]
+def addresses_by_field(recipients: Any) -> list[list[str]]:
+    """The addresses of To, Cc and Bcc in a value of `email_content.recipients`. Leaves out what is no text: the row may
+    be damaged."""
+    lists = [recipients.get(field) if isinstance(recipients, dict) else None for field in ("to", "cc", "bcc")]
+    return [[each for each in listed if isinstance(each, str)] if isinstance(listed, list) else [] for listed in lists]
 
 
 async def masked_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:

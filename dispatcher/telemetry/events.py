@@ -192,6 +192,6 @@ EVENTS: Final = MappingProxyType(
         "tracing.unavailable": "Spans are enabled, but this host cannot create them. Fields: reason, remedy.",
         "tracing.spans_dropped": "Spans could not be delivered and are lost. Field: spans (how many since the previous "
         "line of this event).",
-        "error.unexpected": "An unexpected error, probably a bug. Fields: where, error.",
+        "error.unexpected": "An unexpected error, probably a bug. Fields: where, error; request_id in the API.",
     }
 )

@@ -65,7 +65,7 @@ on conflict (key_id, day) do nothing;
 
 -- name: take_recipients
 -- Takes `wanted` recipients from a key's quota for today, or all that are left; none if fewer than `needed` are left.
--- Returns the day, the number taken, and the seconds until the day ends. No row: the key has no row for today yet.
+-- Returns the day, the number taken, the seconds until the day ends, and how many are left. No row: the key has no row for today yet.
 with today as (
     select key_id, day, recipient_count
     from dispatcher.api_key_day
@@ -89,7 +89,8 @@ where d.key_id = g.key_id
     and d.day = g.day
 returning
     d.day, g.granted,
-    extract(epoch from (d.day + 1)::timestamp - (clock_timestamp() at time zone 'UTC'))::double precision;
+    extract(epoch from (d.day + 1)::timestamp - (clock_timestamp() at time zone 'UTC'))::double precision,
+    greatest(0, %(quota)s - d.recipient_count);
 
 -- name: return_recipients
 -- Returns unused recipients to the quota of a day. No rows.

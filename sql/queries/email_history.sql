@@ -3,8 +3,9 @@
 -- the email belongs to it. Zero rows: there is no such email.
 select
     email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, delivery::text, lane,
-    wait_until, wait_reason, expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain, correlation_id,
-    traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at,
+    wait_until, wait_reason, due_since as send_at, expires_at, redelivery_count, attempt_count, attempt_base,
+    was_uncertain, crash_count, on_uncertain, correlation_id, traceparent, error_type, last_error, provider,
+    provider_message_id, locked_by, nullif(locked_until, 'epoch') as locked_until, created_at,
     published_at, leased_at, sent_at, settled_at, publish_due_at, dead_letter_due_at, dead_lettered_at,
     dead_letter_discarded_at, recipient_outcomes
 from dispatcher.email_log
@@ -46,9 +47,11 @@ join dispatcher.email_idempotency as k on k.tenant_id = t.tenant_id and k.messag
 order by t.tenant_id;
 
 -- name: list_attempts
--- The attempts of an email, in order.
+-- The attempts of an email, in order. Without an error type, the column `error` has the provider's answer.
 select
-    attempt_number as attempt, worker, provider, started_at, finished_at, outcome, error_type, provider_code, error
+    attempt_number as attempt, worker, provider, started_at, finished_at, outcome, error_type, provider_code,
+    case when error_type is not null then error end as error,
+    case when error_type is null then error end as answer
 from dispatcher.every_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;

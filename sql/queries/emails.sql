@@ -78,6 +78,29 @@ from (
 order by tenant_id
 limit 500;
 
+-- name: find_details
+-- The tags of emails (null: the content was deleted), and the kind and the time of the newest event that is believed.
+select e.email_id, c.tags, v.kind, v.happened_at
+from dispatcher.email_log as e
+left join dispatcher.email_content as c
+    on c.email_id = e.email_id and c.email_id between %(lowest_id)s and %(highest_id)s
+left join lateral (
+    select kind, happened_at
+    from dispatcher.email_event as o
+    where o.email_id = e.email_id
+        and o.email_id between %(lowest_id)s and %(highest_id)s
+        and o.doubt is distinct from 'impossible'
+    order by happened_at desc, received_at desc
+    limit 1
+) as v on true
+where {is_e_given};
+
+-- name: find_envelopes
+-- The senders, the addresses and the subjects of emails. No row for an email whose content was deleted.
+select email_id, sender, recipients, subject
+from dispatcher.email_content
+where {is_given};
+
 -- name: find_recipient_hashes
 -- The first 6 bytes of the hash of each recipient, also of emails whose content was deleted. Takes some milliseconds per
 -- email in a large table, because the index is small and inexact. No row: the recipient was erased.

@@ -11,7 +11,8 @@ from dispatcher.dispatcher_database;
 
 -- part: found_email
 email_id, tenant_id, message_key, status, delivery::text, lane, attempt_count, correlation_id, error_type, last_error,
-provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel,
+due_since as send_at, expires_at
 
 -- part: read_next
 -- The end of a query for the next emails that a page reads: their ids, order and number.

@@ -83,15 +83,17 @@ changed as (
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and e.email_id = f.email_id
     returning
-        e.email_id, 'reschedule' as act,
+        e.email_id, e.wait_until as send_at, 'reschedule' as act,
         jsonb_build_object('attempts', e.attempt_count, 'from', f.status, 'send_at', e.wait_until) as detail
 ),
 {audited_emails}
 select
-    email_id,
-    case when not is_unsent then 'too_late' when expires_first then 'expires_first' else 'rescheduled' end as verdict,
-    status
-from found;
+    f.email_id,
+    case when not f.is_unsent then 'too_late' when f.expires_first then 'expires_first' else 'rescheduled' end as verdict,
+    f.status,
+    c.send_at
+from found as f
+left join changed as c using (email_id);
 
 -- name: count_unsent
 -- Counts the emails that a filter selects, at most `most`. Returns the number and the first ids for each status.

@@ -11,7 +11,8 @@
 -- part: webhook_columns
 -- The first columns of the dataclass Webhook. `w` is the webhook.
 w.webhook_id as id, w.url, w.tenant_id, array(select 'email.' || kind from unnest(w.kinds) as kind) as events,
-w.with_recipients as recipients, w.state, w.failing_since, w.next_attempt_at, w.last_error, w.delivered_at, w.created_at
+w.with_recipients as recipients, w.state, w.failing_since,
+nullif(w.next_attempt_at, 'epoch') as next_attempt_at, w.last_error, w.delivered_at, w.created_at
 
 -- part: refused_events
 -- How many refused events of the webhook w wait for a retry, and how many were given up.
@@ -31,8 +32,8 @@ audited as (
 )
 
 -- name: insert_webhook
--- The webhook gets all events from now on. No row: the tenant already has most_webhooks webhooks. The limit also
--- applies to the webhooks for all tenants (null), as if they belonged to one more tenant.
+-- The webhook gets all events from now on. No row: the tenant already has most_webhooks webhooks, or one with this URL.
+-- Both also apply to the webhooks for all tenants (null), as if they belonged to one more tenant.
 with wanted as (
     update dispatcher.outgoing_feed
     set is_on = true, wanted_at = clock_timestamp()
@@ -41,10 +42,10 @@ changed as (
     insert into dispatcher.webhook (url, tenant_id, kinds, with_recipients, secret)
     select %(url)s, %(tenant_id)s, %(kinds)s, %(recipients)s, %(secret)s
     where (
-        select count(*)
+        select count(*) < %(most_webhooks)s and count(*) filter (where url = %(url)s) = 0
         from dispatcher.webhook
         where tenant_id is not distinct from %(tenant_id)s
-    ) < %(most_webhooks)s
+    )
     returning *
 ),
 {audited_webhook}

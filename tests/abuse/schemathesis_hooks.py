@@ -149,7 +149,8 @@ def valid_email(
 
 def check(message: Email | Sms) -> None:
     """Raises InvalidEmail for the first field that the settings or the present time do not allow."""
-    POLICY.check(message)
+    for fault in POLICY.faults(message):
+        raise fault
     if message.lane not in (None, *DEFAULT_LANES):
         raise InvalidEmail("lane", "is not a lane of this API")
     if message.expires_at is not None and message.expires_at < NOW + timedelta(hours=1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import date
@@ -241,6 +242,38 @@ async def test_only_a_key_with_the_scope_may_ignore_suppression(api: Api, connec
     assert [value for (value,) in rows] == [False, True]
 
 
+LIMIT_PARTS = ("limit", "remaining", "reset")
+
+
+async def test_a_response_has_the_rest_of_the_keys_daily_quota_and_nothing_about_limits_that_it_does_not_have(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    limited, free = make_key(connection, recipients_per_day=500), make_key(connection)
+
+    unknown = await api.get("/v1/emails", token=limited)
+    sent = await api.post("k-1", email_to(7), token=limited)
+    refused = await api.post("k-2", EMAIL | {"to": ["ann"]}, token=limited)
+    other = await api.post("k-3", token=free)
+
+    quotas = [[int(each.headers.get(f"x-quota-{part}", -1)) for part in LIMIT_PARTS] for each in (sent, refused)]
+    assert [each[:2] for each in quotas] == [[500, 493]] * 2
+    assert all(0 < reset <= 86_401 for _, _, reset in quotas)
+    assert not [name for each in (unknown, other) for name in each.headers if "limit" in name or "quota" in name]
+
+
+async def test_every_response_names_its_request(api: Api) -> None:
+    own = [await api.get(path, headers={"X-Request-Id": "r-17:a"}) for path in ("/healthz", "/v1/emails?x=1", "/lost")]
+    given: tuple[dict[str, str], ...] = ({}, {"X-Request-Id": "a b"}, {"X-Request-Id": "x" * 129})
+    made = [await api.get("/healthz", headers=each) for each in given]
+    unparsable = await api.get("/healthz", headers={"Upgrade": "h2c", "Connection": "Upgrade", "X-Request-Id": "u-1"})
+
+    assert [each.headers["x-request-id"] for each in own] == ["r-17:a"] * 3
+    ids = {each.headers["x-request-id"] for each in made}
+    assert len(ids) == 3
+    assert all(re.fullmatch(r"[0-9a-f]{16}-[0-9]+", each) for each in ids)
+    assert (unparsable.status, unparsable.headers["x-request-id"]) == (400, "u-1")
+
+
 async def test_requests_beyond_the_rate_get_429_with_retry_after(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection, requests_per_second=2.0)
 
@@ -252,6 +285,9 @@ async def test_requests_beyond_the_rate_get_429_with_retry_after(api: Api, conne
     refused = [answer for answer in others if answer.status == 429]
     assert (first.status, second.status) == (200, 200)
     assert refused
+    limits = [[int(each.headers[f"ratelimit-{part}"]) for part in LIMIT_PARTS] for each in (second, refused[0])]
+    assert [limit for limit, _, _ in limits] == [2, 2]
+    assert limits[1][1:] == [0, 1]
     assert {(answer.code, answer.headers["retry-after"]) for answer in refused} == {("rate-limited", "1")}
 
 

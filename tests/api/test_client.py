@@ -7,12 +7,18 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 
 from dispatcher import Email
+from dispatcher.actions import all_actions
+from dispatcher.actions.dlq import REPLAYS
+from dispatcher.actions.emails import ListEmails
+from dispatcher.actions.feed import ListEvents
 from dispatcher.client import ApiProblem, AsyncClient, Client, EmailPage, NoResponse, Receipt, Refused
+from dispatcher.client.operations import Method, Operations
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidEmail
 from tests.api.running_api import Api, make_key
@@ -172,3 +178,48 @@ async def test_an_unreachable_api_raises_within_the_time_limit() -> None:
 
     with pytest.raises(NoResponse), Client("http://127.0.0.1:1", seconds=0.5) as blocking:
         await asyncio.to_thread(partial(blocking.send, email()))
+
+
+def test_the_client_has_a_method_for_every_operation() -> None:
+    by_hand = {ListEmails: "find", ListEvents: "events"}
+    made = {each.action for each in vars(Operations).values() if isinstance(each, Method) and each.action}
+    actions: list[Any] = [*all_actions(), *REPLAYS, ListEvents]
+    every = {each for each in actions if each.http}
+
+    assert every - made == set(by_hand)
+    assert [name for name in by_hand.values() if not hasattr(Client, name)] == []
+
+
+async def test_both_clients_carry_out_operations_and_iterate_over_all_pages(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    key = make_key(connection, scopes=["send", "read", "operate"])
+    addresses = [f"a{number}@example.org" for number in range(5)]
+
+    def use() -> list[Any]:
+        with Client(api.url, key=key) as client:
+            client.send_many([email(f"k-{number}") for number in range(5)])
+            added = client.add_suppressions(recipients=tuple(addresses), reason="closed")
+            page = client.list_suppressions(limit=2)
+            webhook = client.add_webhook(url="https://shop.example.com/hooks")
+            with pytest.raises(ApiProblem, match=f"Webhook {webhook.id} "):
+                client.add_webhook(url=webhook.url)
+            connection.execute("update webhook set url = 'https://127.0.0.1:1/hook'")
+            tested = client.test_webhook(webhook.id)
+            paused, resumed = client.pause_tenant(reason="maintenance"), client.resume_tenant()
+            cancelled = client.cancel_emails(all=True, reason="wrong price")
+            rows, keys = [*page], [each.message_key for each in client.find(limit=2)]
+            removed = client.remove_webhook(webhook_id=webhook.id)
+            return [
+                *(added.added, len(page.rows), len(rows), keys, tested.is_accepted, paused == resumed),
+                *(cancelled.results, removed.id == webhook.id),
+            ]
+
+    used = await asyncio.to_thread(use)
+    async with AsyncClient(api.url, key=key) as client:
+        keys = [each.message_key async for each in await client.find(limit=2)]
+        masked = [each.recipient async for each in await client.list_suppressions(limit=2)]
+
+    assert keys == [f"k-{number}" for number in reversed(range(5))]
+    assert used == [5, 2, 5, keys, False, True, {"cancelled": 5}, True]
+    assert masked == ["a•••@example.org"] * 5

@@ -214,7 +214,9 @@ async def test_after_database_errors_which_are_logged_once_each_requests_succeed
             connection.execute(f"alter table gone rename to {table}".encode())
 
     assert {(answer.status, answer.code) for answer in answers} == {(500, "internal-error")}
-    assert "".join(capsys.readouterr()).count("error.unexpected") == 2
+    logged = "".join(capsys.readouterr())
+    assert logged.count("error.unexpected") == 2
+    assert all(answer.headers["x-request-id"] in logged for answer in answers)
     assert all(b"email_idempotency" not in answer.body for answer in answers)
     assert (await api.post("k-2")).status == 202
 

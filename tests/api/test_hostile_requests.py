@@ -82,6 +82,20 @@ async def test_a_hostile_email_is_refused_and_the_response_names_the_field(
     assert connection.execute("select count(*) from email_idempotency").fetchone() == (0,)
 
 
+async def test_all_mistakes_of_an_email_and_of_a_batch_are_named_at_once(api: Api) -> None:
+    wrong = EMAIL | {"from": "shop", "to": ["ann", "bob@example.org"], "lane": "slow", "a/b.c": 1}
+    forbidden = EMAIL | {"attachments": [FILE | {"filename": "a.exe"}] * 2}
+    batch = {"emails": [{**wrong, "message_key": f"k-{number}"} for number in range(300)]}
+
+    assert (await api.post("k", wrong)).pointers == ["#/from", "#/to/0", "#/a~1b.c", "#/lane"]
+    refused = await api.post("k", forbidden)
+    assert (refused.code, refused.pointers) == (NOT_ALLOWED, [f"#/attachments/{at}/filename" for at in (0, 1)])
+    results = (await api.call("POST", "/v1/emails/batch", body=batch)).json["results"]
+    assert [len(each["problem"]["errors"]) for each in results] == [4] * 50 + [1] * 250
+    extra = await api.call("POST", "/v1/emails/batch", body={"emails": [], "mails": []})
+    assert extra.json["errors"] == [{"pointer": "#/mails", "detail": "is unknown; did you mean emails?"}]
+
+
 async def test_an_email_that_no_configured_provider_can_send_is_refused_and_the_response_says_what_it_needs(
     settings: Settings, connection: psycopg.Connection
 ) -> None:

@@ -225,8 +225,10 @@ async def test_a_key_pauses_suppresses_and_sees_only_within_its_own_tenant(
     assert (found["actor"], found["reason"]) == ("ann", "maintenance")  # without the operator's host
     assert (await api.get("/v1/suppressions", token=other)).json["suppressions"] == []
     assert (await api.call("DELETE", "/v1/suppressions", body={**REASON, **ANN}, token=other)).json["removed"] == 0
+    removed = await api.call("POST", "/v1/suppressions/remove", body={**REASON, **ANN}, token=operator)
+    assert removed.json["removed"] == 1
     ended = await api.call("DELETE", "/v1/pauses", body=REASON, token=operator)
-    again = await api.call("DELETE", "/v1/pauses", body=REASON, token=operator)
+    again = await api.call("POST", "/v1/pauses/resume", token=operator)
     assert (ended.json, again.code) == (begun.json, "not-found")
     names = connection.execute("select scope, name from pause order by scope, name").fetchall()
     assert names == [("all", ""), ("tenant", "other")]
@@ -268,7 +270,11 @@ async def test_a_rescheduled_email_waits_until_the_time(api: Api, connection: ps
     expired = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=LATER)
     shown = (await api.get(f"/v1/emails/{email_id}")).json["waiting"]
 
-    assert (done.status, done.json) == (200, {"id": email_id, "status": "waiting"})
+    assert (done.status, done.json | {"send_at": TOMORROW}) == (
+        200,
+        {"id": email_id, "status": "waiting", "send_at": TOMORROW},
+    )
+    assert datetime.fromisoformat(done.json["send_at"]) == TOMORROW
     assert (shown["reason"], datetime.fromisoformat(shown["until"])) == ("scheduled", TOMORROW)
     assert column(connection, "wait_until") == {"k-1": TOMORROW}
     assert [(each.status, each.pointers) for each in [*wrong, missing, expired]] == [(422, ["#/send_at"])] * 6
@@ -348,21 +354,30 @@ async def test_a_tenant_manages_its_webhooks_and_no_others(api: Api, connection:
     assert made.status == 201
     assert made.json["secret"].startswith("whsec_")
     assert (made.json["tenant_id"], made.json["events"], made.json["state"]) == ("shop", ["email.bounced"], "active")
+    assert made.json["next_attempt_at"] is None
+    again = await api.call("POST", "/v1/webhooks", body={"url": body["url"]}, token=key)
+    assert (again.status, again.code) == (409, "webhook-exists")
+    assert f"Webhook {made.json['id']} " in again.json["detail"]
+    assert (await api.call("POST", "/v1/webhooks", body=body, token=other)).status == 201
+    connection.execute("delete from webhook where tenant_id = 'other'")
     without_secret = {name: value for name, value in made.json.items() if name != "secret"}
     assert (await api.get("/v1/webhooks", token=key)).json == {"webhooks": [without_secret]}
     assert (await api.get("/v1/webhooks", token=other)).json == {"webhooks": []}
 
     since = REASON | {"since": (datetime.now(UTC) - timedelta(hours=1)).isoformat()}
-    bodies = {"test": None, "rotate": REASON, "enable": REASON, "replay": since, "disable": REASON}
+    bodies = {"test": None, "rotate": REASON, "enable": None, "replay": since, "disable": REASON, "remove": None}
     foreign = [await api.call("POST", f"{path}/{verb}", body=given, token=other) for verb, given in bodies.items()]
     foreign += [await api.get(path, token=other), await api.call("DELETE", path, body=REASON, token=other)]
     assert {(answer.status, answer.code) for answer in foreign} == {(404, "not-found")}
     rotated = await api.call("POST", f"{path}/rotate", body=REASON, token=key)
     assert rotated.json["secret"] not in (made.json["secret"], None)
-    assert (await api.call("POST", f"{path}/enable", body=REASON, token=key)).json == without_secret
+    assert (await api.call("POST", f"{path}/enable", token=key)).json == without_secret
     assert (await api.call("POST", f"{path}/replay", body=since, token=key)).status == 200
     connection.execute("update webhook set url = 'https://127.0.0.1:1/hook'")
     assert (await api.call("POST", f"{path}/test", token=key)).json["is_accepted"] is False
     assert (await api.call("POST", f"{path}/disable", body=REASON, token=key)).json["state"] == "disabled"
-    assert (await api.call("DELETE", path, body=REASON, token=key)).status == 200
+    assert (await api.call("DELETE", path, token=key)).status == 200
     assert (await api.get(path, token=key)).status == 404
+    assert connection.execute("select reason from operator_audit order by audit_id desc limit 1").fetchone() == (
+        "dispatcher webhooks remove",
+    )

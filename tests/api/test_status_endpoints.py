@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 
+from dispatcher.config import Settings
 from tests.api.ops_page.rows import write
-from tests.api.running_api import EMAIL, Api, make_key
+from tests.api.running_api import EMAIL, Api, make_key, running
 from tests.store.books import Books
 
 
@@ -44,6 +47,33 @@ async def test_recipients_that_were_refused_or_delivered_in_part_are_listed(
             assert (await api.get(each)).json["delivered_recipients"] == "1-2, 10"
 
 
+async def test_an_email_has_its_tags_times_last_event_and_only_with_the_scope_its_envelope(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    reader, owner = (make_key(connection, scopes=["read", *more]) for more in ((), ("send", "content")))
+    times = {"send_at": "2027-01-01T00:00:00Z", "expires_at": "2027-01-02T00:00:00Z"}
+    body = EMAIL | times | {"tags": ["receipt"], "cc": ["bob@example.org"]}
+    email_id = (await api.post("k-1", body, token=owner)).json["id"]
+    for kind, minute, doubt in (("opened", 2, None), ("bounced", 3, "impossible"), ("delivered", 1, None)):
+        connection.execute(
+            "insert into email_event (email_id, event_key, provider, kind, bounce, doubt, happened_at)"
+            " values (%s, %s, 'ses', %s, %s, %s, timestamptz '2026-12-01 00:00Z' + %s * interval '1 minute')",
+            [email_id, kind.encode(), kind, "hard" if kind == "bounced" else None, doubt, minute],
+        )
+
+    for path in (f"/v1/emails/{email_id}", "/v1/emails/by-key/k-1", "/v1/emails?tag=receipt"):
+        plain, whole = [(await api.get(path, token=key)).json for key in (reader, owner)]
+        seen, shown = (plain["emails"][0], whole["emails"][0]) if "emails" in plain else (plain, whole)
+        assert {name: seen[name].replace("+00:00", "Z") for name in times} == times
+        assert (seen["tags"], seen["envelope"]) == (["receipt"], None)
+        assert seen["last_event"] == {"kind": "opened", "at": "2026-12-01T00:02:00+00:00"}
+        envelope = {"from": EMAIL["from"], "to": EMAIL["to"], "cc": ["bob@example.org"], "bcc": []}
+        assert shown == seen | {"envelope": envelope | {"subject": EMAIL["subject"]}}
+    connection.execute("delete from email_content")
+    erased = (await api.get(f"/v1/emails/{email_id}", token=owner)).json
+    assert (erased["tags"], erased["envelope"]) == (None, None)
+
+
 async def test_unknown_paths_ids_and_keys_are_not_found_and_other_methods_are_named(api: Api) -> None:
     emails = ("01a1fdbb-be69-7a25-b06b-c86d7b44862b", "nonsense", "by-key/nothing", "by-key/%00")
 
@@ -71,6 +101,18 @@ INVALID = {
     "sender=secret%20secret@": "",
     "stat=x": "did you mean status?",
 }
+
+
+async def test_a_browser_is_redirected_from_the_root_to_the_documentation_or_the_operators_page(
+    api: Api, settings: Settings
+) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml;q=0.9"}
+
+    home = await api.get("/", headers=browser)
+    assert (home.status, home.headers["location"]) == (307, "/docs")
+    assert (await api.get("/")).code == "not-found"
+    async with running(replace(settings, ops=True)) as with_page:
+        assert (await with_page.get("/", headers=browser)).headers["location"] == "/ops"
 
 
 async def test_an_invalid_parameter_is_named_and_an_address_is_not_repeated(api: Api) -> None:

@@ -297,7 +297,14 @@ def test_show_names_message_id_and_recipients_that_refused_or_have_it(offline: C
 
     shown = offline("dlq", "show", str(email_id), "--no-queue").stdout
     partial = offline("dlq", "show", str(in_part), "--no-queue").stdout
+    document = offline("show", str(email_id), "--no-queue", "--json").json
+    (listed,) = offline("find", "--status", "sent", "--json").json["emails"]
 
+    for found in (document, document["attempts"][1], listed):
+        assert (found["error"], found["answer"]) == (None, words)
+    first = document["attempts"][0]
+    assert (first["error"], first["answer"], document["last_error"]) == ("slow", None, None)
+    assert "1970" not in orjson.dumps(document).decode()
     fields = shown.partition("\nattempts (by the clock of the sending host)\n")[0]
     assert "recipients 2 (550 5.1.1), in the order To, Cc, Bcc: the provider refused these" in fields
     assert re.search(rf"^answer +{re.escape(words)}$", fields, re.MULTILINE)

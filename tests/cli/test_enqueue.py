@@ -304,7 +304,7 @@ def test_spaces_line_ends_blank_lines_and_a_byte_order_mark_are_ignored() -> Non
         (b"[]", "email", "must be a JSON object"),
         (LINE.replace(b"{", b'{"message_key": "j", ', 1), "line", "has the same name twice"),
         (orjson.dumps(EMAIL | {"to": ["b@example.org", "nobody"]}), "to[1]", "@"),
-        (orjson.dumps(EMAIL | {"colour": "red"}), "colour", "is not a field of an email; check the spelling"),
+        (orjson.dumps(EMAIL | {"colour": "red"}), "colour", "is unknown; allowed: "),
         (orjson.dumps({**EMAIL, "subject": None}), "subject", "is required unless template_id is set"),
     ],
 )

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.domain.email import Email
+from dispatcher.domain.mistakes import MAX_MISTAKES, all_mistakes
 from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.sms import message_from_json
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import InvalidEmail
 
@@ -90,7 +92,7 @@ def test_a_refusal_names_the_missing_field(name: str) -> None:
     assert refusal(PLAIN | {name: None}) == (name, reason)
 
 
-UNKNOWN = "is not a field of an email; check the spelling"
+UNKNOWN = f"is unknown; allowed: {', '.join(Email.by_json_name)}"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,11 @@ UNKNOWN = "is not a field of an email; check the spelling"
         (
             {**PLAIN, "\u202e\ud800" + "x" * 1_000_000: 1},
             "??" + "x" * 38 + "…",
-            "is not a field of an email; check the spelling",
+            UNKNOWN,
         ),
-        ({**PLAIN, "sender": "a@example.com"}, "sender", "is not a field of an email; the field is named from"),
+        ({**PLAIN, "sender": "a@example.com"}, "sender", "is unknown; did you mean from?"),
+        ({**PLAIN, "replyTo": "a@example.com"}, "replyTo", "is unknown; did you mean reply_to?"),
+        ({**PLAIN, "Subject": "Hello"}, "Subject", "is unknown; did you mean subject?"),
         ({**PLAIN, "attachments": [{}] * 101}, "attachments", "has more than 100 attachments"),  # decodes none
     ],
 )
@@ -300,3 +304,57 @@ def test_everything_that_affects_the_recipient_or_the_policy_changes_the_hash() 
     ]
 
     assert len({digest(**change) for change in changes}) == len(changes)
+
+
+ALL_MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "every field, every entry of a list, every header and every unknown field": (
+        {
+            "message_key": "k",
+            "from": "nobody",
+            "to": ["ann@example.org", "ann", 7],
+            "subject": 7,
+            "text": "Hello",
+            "attachments": [FILE, FILE | {"content": "!"}, {}],
+            "headers": {"X-A": "a\nb", "X-B": "b", "To": "c"},
+            "lane": "Urgent!",
+            "send_at": "now",
+            "replyTo": "a@example.com",
+            "a.b": 1,
+        },
+        [
+            *("from", "to[1]", "to[2]", "subject", "attachments[1].content", "attachments[2].filename"),
+            *("headers.X-A", "headers.To", "lane", "send_at", "replyTo", "a.b"),
+        ],
+    ),
+    "what is missing": ({}, ["message_key", "from", "to", "text", "subject"]),
+    "a wrong body is not missing": (PLAIN | {"text": 7, "tags": ["", "a"]}, ["text", "tags[0]"]),
+    "fields that do not fit together": (
+        {
+            "message_key": "",
+            "from": "a@example.com",
+            "to": [],
+            "template_id": "d-1",
+            "html": "<p>",
+            "send_at": "2026-12-24T18:00:00Z",
+            "expires_at": "2026-12-23T18:00:00Z",
+        },
+        ["message_key", "expires_at", "to", "template_id"],
+    ),
+    "a mistake of many recipients": (PLAIN | {"to": ["a@example.com"] * 600, "cc": ["b@example.com"] * 600}, ["to"]),
+    "an SMS": ({"channel": "sms", "to": ["1", "2"], "subject": "Hi"}, ["to", "subject", "message_key", "text"]),
+}
+
+
+@pytest.mark.parametrize("case", ALL_MISTAKES)
+def test_all_mistakes_are_found_at_once(case: str) -> None:
+    document, fields = ALL_MISTAKES[case]
+    with pytest.raises(InvalidEmail) as caught:
+        message_from_json(document)
+
+    assert [each.field for each in all_mistakes(document, caught.value)] == fields
+
+
+def test_the_number_of_mistakes_is_limited() -> None:
+    found = all_mistakes({"to": ["ann"] * 1000, "from": "ann"}, InvalidEmail("to[0]", "is wrong"))
+
+    assert len(found) == MAX_MISTAKES

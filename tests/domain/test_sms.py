@@ -101,6 +101,7 @@ def test_json_gives_an_equal_sms() -> None:
     full = sms(sender="Example", tags=["otp"], tenant_id="acme", on_uncertain="resend", lane="urgent", expires_at=later)
 
     again = Sms.from_json(full.to_json())
+    assert Sms.from_json({**full.to_json(), "to": list(full.to)}) == again
 
     assert again == full
     assert again.payload_hash() == full.payload_hash()
@@ -108,7 +109,7 @@ def test_json_gives_an_equal_sms() -> None:
     assert NUMBER not in repr(full)
 
 
-@pytest.mark.parametrize("change", [{"subject": "Hello"}, {"to": None}, {"text": 7}, {"to": [NUMBER]}, {"from": "!"}])
+@pytest.mark.parametrize("change", [{"subject": "Hi"}, {"to": None}, {"text": 7}, {"to": [NUMBER] * 2}, {"from": "!"}])
 def test_json_that_is_no_sms_is_refused_by_the_name_of_its_field(change: dict[str, object]) -> None:
     with pytest.raises(InvalidEmail) as caught:
         Sms.from_json({**sms().to_json(), **change})

@@ -262,10 +262,10 @@ def test_an_upgrade_makes_the_indexes_and_columns_of_a_new_database(
         changes = migrate(old)
 
     assert changes == [
-        "applied migration 0003 two_tables",
-        "applied migration 0004 event_index",
+        "applied migration 0004 two_tables",
+        "applied migration 0005 event_index",
         "built index email_event_later",
-        "applied migration 0005 listing",
+        "applied migration 0006 listing",
         "built index suppression_later",
     ]
     assert schema_of(empty_database_url) == schema_of(database_url)
@@ -317,7 +317,9 @@ def test_the_tables_of_the_commits_before_the_baseline_are_recorded_as_at_the_ba
         migrate(connection)
         become_later()
         record(connection, *recorded)
-        with pytest.raises(SchemaError, match=r"lacks .* 0001 baseline, 0002 delivery, 0003 two_tables") as before:
+        with pytest.raises(
+            SchemaError, match=r"lacks .* 0001 baseline, 0002 delivery, 0003 scopes, 0004 two_tables"
+        ) as before:
             verify_schema(connection)
 
         changes = migrate(connection)
