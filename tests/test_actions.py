@@ -169,7 +169,7 @@ async def test_all_faces_make_the_same_changes_and_audit_rows_and_refuse_in_the_
 
 def _page_of(name: str) -> str:
     subject, _, verb = name.partition(" ")
-    pages = {"find": "emails", "tenants": "lanes", "pause": "pauses", "resume": "pauses"}
+    pages = {"find": "emails", "pause": "pauses", "resume": "pauses"}
     return {**pages, "dlq": {"list": "dead-letters"}.get(verb, verb)}.get(subject, subject)
 
 

@@ -36,6 +36,7 @@ PAGES = (
     "/events",
     "/webhooks",
     "/lanes",
+    "/tenants",
     "/pauses",
     "/keys",
     "/audit",

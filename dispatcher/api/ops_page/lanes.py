@@ -1,4 +1,4 @@
-"""The page Lanes and tenants: shares, policies, senders, ceilings, due emails.
+"""The page Lanes: shares, policies, senders, due emails.
 
 Only for visitors who see all tenants.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.routing import Route
 
-from dispatcher.actions import lanes, tenants
+from dispatcher.actions import lanes
 from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
@@ -26,7 +26,7 @@ def routes(site: Site) -> list[Route]:
     async def more(_visitor: Visitor) -> Mapping[str, Any]:
         async with site.session() as session:
             controls = await read_controls(session)
-        return {"controls": controls, "limits": list(controls.tenants.values()), "due": await due.fresh()}
+        return {"controls": controls, "due": await due.fresh()}
 
-    known = {"most_due": MOST_DUE, "most_pairs": MOST_PAIRS, "lanes": lanes, "tenants": tenants}
-    return face.pages(site, "/lanes", (*lanes.ACTIONS, *tenants.ACTIONS), "lanes.html", more, **known)
+    known = {"most_due": MOST_DUE, "most_pairs": MOST_PAIRS, "lanes": lanes}
+    return face.pages(site, "/lanes", lanes.ACTIONS, "lanes.html", more, **known)

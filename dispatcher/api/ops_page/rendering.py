@@ -68,7 +68,7 @@ class Rendering:
             version=VERSION,
             doubts=DOUBTS,
             label=label,
-            cell=cell,
+            cell=lambda *of: NONE if (text := cell(*of)) == "-" else text,
             path_of=path_of,
             page_name=page_name,
         )

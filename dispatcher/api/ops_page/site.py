@@ -84,7 +84,8 @@ _ENTRIES: Final[Mapping[str, Sequence[tuple[str, str, bool]]]] = {
     "Suppressions": [("/suppressions", "Suppressions", False)],
     "Settings": [
         ("/pauses", "Pauses", False),
-        ("/lanes", "Lanes and tenants", True),
+        ("/lanes", "Lanes", True),
+        ("/tenants", "Tenants", True),
         ("/domains", "Domains", True),
         ("/webhooks", "Webhooks", False),
         ("/keys", "Keys", True),
@@ -316,7 +317,9 @@ class Site:
 
     def see_other(self, path: str, **parameters: object) -> Response:
         """The answer to a form that was processed: a redirect (303) to a path below `site.path`."""
-        self.pauses.forget()  # the form may have changed them
+        self.pauses.forget()  # the form may have changed them, and the counts
+        for each in self._counted.values():
+            each.forget()
         return RedirectResponse(self.url(path, **parameters), 303)
 
     async def error_page(self, request: Request, error: PageError) -> Response:

@@ -1,4 +1,4 @@
-"""The Overview, and the pages Suppressions, Events, Webhooks, Keys, Lanes and tenants, Pauses, and Audit."""
+"""The Overview, and the pages Suppressions, Events, Webhooks, Keys, Lanes, Tenants, Pauses, and Audit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.store.books import Books
 from tests.store.suppressing import hasher_of, suppress
 from tests.waiting import until_answer
 
-PAGES = ("/suppressions", "/events", "/webhooks", "/lanes", "/pauses", "/keys", "/audit")
-FOR_ALL_TENANTS = ("/lanes", "/keys", "/audit")
+PAGES = ("/suppressions", "/events", "/webhooks", "/lanes", "/tenants", "/pauses", "/keys", "/audit")
+FOR_ALL_TENANTS = ("/lanes", "/tenants", "/keys", "/audit")
 
 
 def make_webhook(books: Books, tenant_id: str, url: str = "https://shop.example/hook") -> int:
