@@ -7,7 +7,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from dispatcher.actions.action import Action
 from dispatcher.actions.audit import ListAudit
-from dispatcher.actions.dlq import CreateReplay, DiscardDead, GetReplay, ListDead, ResumeReplay, StopReplay
+from dispatcher.actions.dlq import CreateReplay, DiscardDead, GetReplay, ListDead, ListReplays, ResumeReplay, StopReplay
 from dispatcher.actions.domains import ListDomains, RemoveDomain, SetDomain
 from dispatcher.actions.held import Confirm, ListHeld, Release
 from dispatcher.actions.lanes import ListLanes, SetLane, UnsetLane
@@ -105,6 +105,7 @@ class Operations:
     list_held = _of(ListHeld)
     list_dead = _of(ListDead)
     discard_dead = _of(DiscardDead)
+    list_replays = _of(ListReplays)
     create_replay = _of(CreateReplay)
     get_replay = _of(GetReplay)
     stop_replay = _of(StopReplay)

@@ -109,7 +109,7 @@ class DeadGroup:
         return FAILS_AGAIN.get(self.keys[0])
 
     @property
-    def filters(self) -> Mapping[str, str]:
+    def filters(self) -> dict[str, Any]:
         """Of a cause: the fields of a filter that selects its emails. The text is the longest part of the error that
         they share."""
         error_type, provider, error = self.keys

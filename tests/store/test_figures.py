@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -165,7 +166,9 @@ async def test_the_newest_emails_show_how_fast_each_host_and_each_provider_is(
 
     paces = await measure_paces(session)
 
-    seen = {each.host or each.provider: (each.emails, round(each.per_minute, 1), each.p50_seconds) for each in paces}
+    seen: dict[str | None, Any] = {
+        each.host or each.provider: (each.emails, round(each.per_minute, 1), each.p50_seconds) for each in paces
+    }
     assert seen == {
         "mail-1": (2, 1.0, pytest.approx(0.04)),
         "smtp": (2, 1.0, pytest.approx(0.04)),
