@@ -190,11 +190,7 @@ WRONG: dict[str, str] = {
     "keys create --name shop --all-tenants --scope read --allow-lane nosuch": f"'--allow-lane': {LANES}",
     "keys create --name s --all-tenants --scope read --tenant s": "'--all-tenants': it cannot be combined with",
     "webhooks add https://shop.example.com/": "either --tenant or --all-tenants",
-<<<<<<< HEAD
     "webhooks add https://shop.example.com/ --tenant shop --events email.read": "email.sent",
-=======
-    "webhooks add https://shop.example.com/ --tenant shop --events email.lost": "email.sent",
->>>>>>> h2
     "webhooks add https://127.0.0.1/hooks --all-tenants": f"{PRIVATE}=on allows other",
     "webhooks add https://ann:secret@example.com/ --all-tenants": "no user, password",
     "webhooks replay 1 --since yesterday": "'--since': it must be an age such as 90s, 2h or 3d, or a time such as",
