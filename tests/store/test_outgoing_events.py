@@ -263,7 +263,7 @@ async def test_a_full_disk_loses_neither_a_result_nor_its_event(
 
 
 async def test_a_tenant_with_many_webhooks_leaves_room_for_the_webhooks_of_others(session: AsyncSession) -> None:
-    of_shop = [await add_webhook(session) for _ in range(MAX_WEBHOOKS + 1)]
+    of_shop = [await add_webhook(session, f"https://example.com/{number}") for number in range(MAX_WEBHOOKS + 1)]
 
     assert all(of_shop[:-1])
     assert not of_shop[-1]
