@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from dispatcher.config import Settings
-from dispatcher.domain.controls import Controls, Pause, PauseScope, seen_by
+from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.ops.hosts import Host, hosts_of
 from dispatcher.ops.shared_reading import FRESH_SECONDS, Answer, SharedReading
@@ -102,13 +102,12 @@ class LaneFigures:
 class Overview:
     """The figures of the Overview for one visitor.
 
-    If the visitor may see only one tenant, only `taken_at`, `counts` and `pauses` are filled.
+    If the visitor may see only one tenant, only `taken_at` and `counts` are filled.
 
     Attributes:
         counts: The emails of all tenants, or of the visitor's tenant, by state: `pending`, `sending`, `waiting`,
             `cancelled`, and `dead_letters` and `held` without those whose dead letter an operator has discarded.
         paused: Pending emails that an operator paused; None if they were not counted.
-        pauses: The pauses that are in force; for a visitor of one tenant, only the pause of this tenant.
         sample: The newest of the counts that a monitor stores every minute; None if none is stored.
         paces: How fast each `host` and each `provider` sent lately, by the kind and the name.
         check: The last check of the DLQ, with the active alerts; None if no monitor has checked yet.
@@ -116,7 +115,6 @@ class Overview:
 
     taken_at: datetime
     counts: Mapping[str, BoundedCount]
-    pauses: Sequence[Pause] = ()
     paused: BoundedCount | None = None
     oldest_pending_seconds: float | None = None
     longest_due_seconds: float | None = None
@@ -194,9 +192,7 @@ class OverviewReader:
 
     async def _read_tenant(self, tenant_id: str) -> Overview:
         async with self._open_session() as session, one_snapshot(session):
-            counts = await count_for_overview(session, tenant_id=tenant_id)
-            controls = await read_controls(session)
-        return Overview(datetime.now(UTC), counts, seen_by(controls.pauses, tenant_id))
+            return Overview(datetime.now(UTC), await count_for_overview(session, tenant_id=tenant_id))
 
     async def _read_all(self) -> Overview:
         days = (await self._days.get()).value
@@ -215,7 +211,6 @@ class OverviewReader:
         found = Overview(
             now,
             counts,
-            controls.pauses,
             paused,
             trends.oldest_pending_seconds,
             trends.longest_due_seconds,

@@ -83,7 +83,6 @@ async def test_all_figures_of_a_busy_dispatcher(reader: OverviewReader, books: B
     assert found.check is not None
     assert [alert.kind for alert in found.check.active] == ["dead_letters"]
     assert (found.check.host, found.check.depth) == ("host-1", 4)
-    assert [each.reason for each in found.pauses] == ["maintenance"]
     assert found.is_sampled
 
 
@@ -109,8 +108,7 @@ async def test_dead_letters_are_the_failed_emails_that_nobody_decided_and_a_tena
     assert every.counts == dict(zip(names, map(BoundedCount, (2, 1, 4, 0, 0, 0)), strict=True))
     assert [own.counts[name] for name in names[:3]] == [BoundedCount(1)] * 3
     assert none_paused == BoundedCount(0)
-    assert [each.name for each in own.pauses] == ["acme"]
-    assert own == Overview(own.taken_at, own.counts, own.pauses)
+    assert own == Overview(own.taken_at, own.counts)
 
 
 def sample_at(minute: datetime, **attempts: int) -> MinuteSample:
