@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from uuid import UUID
 
 import pytest
@@ -78,3 +79,26 @@ async def test_a_large_change_goes_on_page_by_page(
 
     assert "More emails match" not in text_of(done)
     assert {books.status(each) for each in held} == {"sent"}
+
+
+async def test_a_list_is_a_file_of_its_rows_without_addresses_and_formulas(operator: Browser, books: Books) -> None:
+    for number in range(3):
+        email_id = dead_email(books, tenant_id="shop", last_error="=cmd()")
+        books.change(email_id, message_key=f"+key-{number}")
+    dead_email(books, tenant_id="bank")
+
+    listed = await operator.get("/ops/dead-letters?tenant=shop&limit=25")
+    (link,) = links_of(listed, ".csv")
+    answer = await operator.get(link)
+
+    names, *rows = csv.reader(answer.body.decode().splitlines())
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    assert [row["message_key"] for row in found] == ["'+key-2", "'+key-1", "'+key-0"]
+    assert {(row["tenant_id"], row["error"]) for row in found} == {("shop", "'=cmd()")}
+    assert answer.headers["content-disposition"].startswith('attachment; filename="dead-letters.csv"')
+    (act,) = books.select("select actor, action, detail from operator_audit")
+    assert act["action"] == "export"
+    assert act["detail"] == {"list": "dead-letters", "rows": 3, "filters": ["tenant_id"]}
+    for path in ("/emails", "/held", "/events", "/audit"):
+        assert (await operator.get(f"/ops{path}.csv")).body.decode().splitlines()[0].count(",") > 3, path
+    assert (await operator.get("/ops/emails.csv?status=odd")).status == 400

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from dispatcher.api.ops_page.application import make_ops_app
 from dispatcher.api.ops_page.attempts import ATTEMPTS_PER_CLIENT
+from dispatcher.api.ops_page.captured import AS_FILE
 from dispatcher.api.ops_page.origins import client_address
 from dispatcher.api.ops_page.site import CONCURRENT_PAGES, SECURITY_HEADERS, Site
 from dispatcher.config import Settings
@@ -45,8 +46,9 @@ def has_safe_headers(answer: Answer) -> bool:
     """Whether an answer forbids scripts of others, frames, guessed types, and copies."""
     found = answer.headers
     is_kept = "no-store" not in found.get("cache-control", "")
+    wanted = {**SECURITY_HEADERS, **(AS_FILE if "content-disposition" in found else {})}
     own = {name: found.get(name.lower()) for name in SECURITY_HEADERS}
-    return own == dict(SECURITY_HEADERS) and found.get("x-content-type-options") == "nosniff" and not is_kept
+    return own == wanted and found.get("x-content-type-options") == "nosniff" and not is_kept
 
 
 async def test_every_address_refuses_strangers_readers_other_sites_and_forms_without_a_token(

@@ -1,0 +1,89 @@
+"""Lists as CSV files: the rows that a list's filter selects, without addresses, on the record of the audit log."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dispatcher.actions.action import Mistakes, Paged, read
+from dispatcher.actions.audit import ListAudit
+from dispatcher.actions.dlq import ListDead
+from dispatcher.actions.emails import ListEmails
+from dispatcher.actions.held import ListHeld
+from dispatcher.actions.reported_events import ListReportedEvents
+from dispatcher.api.ops_page import face, fields
+from dispatcher.api.ops_page.captured import as_file
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.site import Site
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.zones import zone_of
+from dispatcher.store.failures import audit
+
+EXPORTED: Final[Mapping[str, type[Paged[Any]]]] = {
+    "/emails": ListEmails,
+    "/dead-letters": ListDead,
+    "/held": ListHeld,
+    "/events": ListReportedEvents,
+    "/audit": ListAudit,
+}
+MOST: Final = 10_000
+"""The most rows of a file."""
+_PAGE: Final = 1_000
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""A text that begins with one of these is a formula to a spreadsheet."""
+
+
+def routes(site: Site) -> list[Route]:
+    return [site.get(f"{path}.csv", partial(_export, site, path, each)) for path, each in EXPORTED.items()]
+
+
+async def _export(site: Site, path: str, listing: type[Paged[Any]], request: Request, visitor: Visitor) -> Response:
+    filters = fields.typed(request.query_params, [name for name in listing.fields if name not in ("after", "limit")])
+    try:
+        asked = read(listing, {}, fields.as_texts(listing, filters, zone_of(request))).but(limit=_PAGE)
+        page = await face.rows(site, asked, visitor)
+        found = [*page.rows]
+        while page.next is not None and len(found) < MOST:
+            page = await face.rows(site, asked.but(after=page.next), visitor)
+            found += page.rows
+    except Mistakes as error:
+        raise PageError(400, face.words_of(error), "Go back, and correct the filter.") from None
+    # The names of the filters, because a value may be an address.
+    detail = {"list": path[1:], "rows": len(found), "filters": sorted(filters)}
+    async with site.session() as session:
+        await audit(session, "export", {None: detail}, actor=visitor.name, reason=None)
+    return as_file(_csv(listing.row.__match_args__, found[:MOST]).encode(), f"{path[1:]}.csv")
+
+
+def _csv(names: Sequence[str], rows: Sequence[Any]) -> str:
+    written = io.StringIO()
+    writer = csv.writer(written)
+    writer.writerow(names)
+    writer.writerows([_text(getattr(row, name)) for name in names] for row in rows)
+    return written.getvalue()
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    text = "; ".join(_items(value))
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _items(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from (f"{name}: {each}" for name, each in value.items() if each is not None)
+    elif isinstance(value, (list, tuple)):
+        yield from map(str, value)
+    else:
+        yield str(value)
