@@ -89,7 +89,8 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     leave out emails that wait because of a pause (see `pauses`).
 
     `latency_seconds` is the time from when an email could first be sent until a provider accepted it. The percentiles
-    are computed from the newest emails that were sent in the last ten minutes, at most 1,000.
+    are computed from the newest emails that were sent in the last ten minutes, at most 1,000. `paces` has each host and
+    each provider (the other is null): how many of these emails it sent per minute, and how long an attempt took.
 
     If `workers` is empty, no `dispatcher run` is running.
 
@@ -140,7 +141,9 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
        "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5, "silent_seconds": null}],
        "unready": "worker 1 could not boot, 3 times in a row: ...",
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
-       "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
+       "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11},
+       "paces": [{"host": "host-1", "provider": null, "emails": 400, "per_minute": 41.5,
+                  "p50_seconds": 0.04, "p99_seconds": 0.11}]}
     """
     if history_seconds is not None:
         _show_history(history_seconds, is_watching=watch_seconds is not None, as_json=as_json)
@@ -210,6 +213,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
             workers,
             hosts_of(workers, figures.list_host_reports.sync(connection), settings),
             figures.measure_latency.sync(connection),
+            figures.measure_paces.sync(connection),
         )
     queues = fault = None
     try:

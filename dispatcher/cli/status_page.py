@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dispatcher.domain.controls import LimitedDomain, Pause
     from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.ops.hosts import Host
-    from dispatcher.store.figures import Attempts, Latency, WorkerSeen
+    from dispatcher.store.figures import Attempts, Latency, Pace, WorkerSeen
     from dispatcher.store.old_transactions import OldTransaction
     from dispatcher.store.retention import ExpiringEmails
 
@@ -60,6 +60,7 @@ class Snapshot:
     workers: list[WorkerSeen]
     hosts: list[Host]
     latency: Latency | None
+    paces: list[Pace]
     unready: str | None
     queues: dict[str, int] | None
     queues_fault: str | None
@@ -85,6 +86,7 @@ class Snapshot:
             "unready": self.unready,
             "workers": [_shown(worker, _WORKER_FIELDS) for worker in self.workers],
             "latency_seconds": _percentiles(self.latency),
+            "paces": [asdict(each) for each in self.paces],
         }
 
 
@@ -171,9 +173,16 @@ def _speed(snapshot: Snapshot, before: Snapshot | None) -> Table:
         shown.add(f"{label} per second", f"{max(0, now - then) / seconds:,.1f}" if seconds > 0 else "-")
     shown.add_gap()
     for name, value in _percentiles(snapshot.latency).items():
-        text = f"{value * 1000:,.0f} ms" if value is not None and value < 10 else _duration(value)
-        shown.add(f"enqueue to accepted, {name}", text)
+        shown.add(f"enqueue to accepted, {name}", _short(value))
+    shown.add_gap()
+    for each in snapshot.paces:
+        attempt = f"{_short(each.p50_seconds)}, 99 %: {_short(each.p99_seconds)}"
+        shown.add(f"{each.host or each.provider}, {each.per_minute:,.0f} per minute", attempt)
     return shown
+
+
+def _short(seconds: float | None) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds is not None and seconds < 10 else _duration(seconds)
 
 
 def _percentiles(latency: Latency | None) -> dict[str, float | None]:
