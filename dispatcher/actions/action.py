@@ -116,8 +116,8 @@ class Field:
 
     @property
     def label(self) -> str:
-        """The field in words: `Tenant`, `Per second`."""
-        return label(self.name)
+        """The field in words: `Tenant`, `Per second`; `Older than` for `older_than_seconds`, which takes `2h`, too."""
+        return label(self.name.removesuffix("_seconds"))
 
     @property
     def help(self) -> str:

@@ -13,7 +13,7 @@ from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
 
-_OPTIONAL: Final = ("attempts", "provider", "tenant", "error type", "enqueued", "delivery", "to")
+_OPTIONAL: Final = ("attempts", "provider", "tenant", "email", "enqueued", "error type", "delivery", "to")
 
 
 def _find(*, as_json: bool, **given: Any) -> int:

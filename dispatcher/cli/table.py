@@ -71,14 +71,17 @@ class Table:
         return is_open
 
     def within(self, width: int) -> tuple[Table, list[str]]:
-        """This table without optional columns that do not fit, the empty ones first; and the names of the others.
+        """This table without optional columns that do not fit, and the names of those that say something: the empty
+        columns go first, then those with one value in all rows.
 
         The whole table if this is not enough, or if the terminal is so narrow that it shows records.
         """
         names, narrowest = [each.text for each in self._columns], self._narrowest()
-        empty = [name for name, cells in zip(names, self._texts(), strict=False) if {*cells[1:]} == {"-"}]
+        values = {name: {*cells[1:]} for name, cells in zip(names, self._texts(), strict=False)}
+        empty = [name for name, found in values.items() if found == {"-"}]
+        same = [name for name in self._optional if len(self._rows) > 1 and len(values.get(name, ())) == 1]
         kept = list(range(len(names)))
-        for name in (*empty, *self._optional):
+        for name in (*empty, *same, *self._optional):
             if sum(narrowest[at] for at in kept) <= _room(len(kept), width):
                 break
             if name in names and names.index(name) in kept:

@@ -185,6 +185,7 @@ where outcome = 'accepted'
 -- part: newest_sent
 -- The emails that were sent in the last ten minutes, at most 1,000. Reads only the newest `limit` emails, and the newest
 -- `limit` emails that were enqueued before the oldest pending email: during a backlog, the newest emails are not sent yet.
+-- Leaves out held emails that an operator or an event settled: the time of that is not the time of an attempt.
 select *
 from (
     (
@@ -212,12 +213,13 @@ where status = 'sent'
     and sent_at > statement_timestamp() - interval '10 minutes'
     and isfinite(sent_at)
     and isfinite(since)
+    and (settled_at is null or settled_at < leased_at)
 order by sent_at desc
 limit 1000
 
 -- part: of_sent
-email_id, sent_at, coalesce(due_since, created_at) as since, status, provider, attempt_worker, attempt_started_at,
-attempt_finished_at
+email_id, sent_at, coalesce(due_since, created_at) as since, status, provider, settled_at, leased_at, attempt_worker,
+attempt_started_at, attempt_finished_at
 
 -- name: measure_latency
 -- The latency of the newest sent emails (newest_sent): their number, and the 50th, 95th and 99th percentile in seconds.
@@ -235,17 +237,36 @@ having count(*) > 0;
 -- The newest sent emails (newest_sent) by their host, and by their provider: the host or the provider (the other is
 -- null), their number, how many of them were sent per minute since the oldest of them, and the 50th and 99th percentile
 -- of how long the attempt took, in seconds.
+with attempt as (
+    select
+        split_part(coalesce(n.attempt_worker, a.worker), ':', 1) as host, n.provider, n.sent_at,
+        extract(
+            epoch from coalesce(n.attempt_finished_at, a.finished_at) - coalesce(n.attempt_started_at, a.started_at)
+        )::double precision as seconds
+    from ({newest_sent}) as n
+    left join lateral (
+        select worker, started_at, finished_at
+        from dispatcher.email_attempt
+        where n.attempt_worker is null
+            and email_id = n.email_id
+            and outcome = 'accepted'
+        order by attempt_number desc
+        limit 1
+    ) as a on true
+    where coalesce(n.attempt_worker, a.worker) is not null
+        and isfinite(coalesce(n.attempt_started_at, a.started_at))
+        and isfinite(coalesce(n.attempt_finished_at, a.finished_at))
+)
 select
-    split_part(attempt_worker, ':', 1) as host,
+    host,
     provider,
     count(*) as emails,
-    count(*) * 60.0 / greatest(extract(epoch from statement_timestamp() - min(min(sent_at)) over ()), 60) as per_minute,
-    percentile_cont(0.5) within group (order by extract(epoch from attempt_finished_at - attempt_started_at)) as p50_seconds,
-    percentile_cont(0.99) within group (order by extract(epoch from attempt_finished_at - attempt_started_at)) as p99_seconds
-from ({newest_sent}) as newest
-where attempt_worker is not null
-    and isfinite(attempt_finished_at - attempt_started_at)
-group by grouping sets ((split_part(attempt_worker, ':', 1)), (provider))
+    (count(*) * 60.0 / greatest(extract(epoch from statement_timestamp() - min(min(sent_at)) over ()), 60))::double precision
+        as per_minute,
+    percentile_cont(0.5) within group (order by seconds) as p50_seconds,
+    percentile_cont(0.99) within group (order by seconds) as p99_seconds
+from attempt
+group by grouping sets ((host), (provider))
 order by host, provider;
 
 -- name: sum_attempts

@@ -145,7 +145,9 @@ def test_a_table_wraps_cells_becomes_records_if_narrow_and_replaces_control_char
 def test_a_table_leaves_out_columns_before_it_becomes_records() -> None:
     made = Table("email", "queue", "note", "key", "status", right=[4], optional=("queue", "key"))
     for at in range(2):
-        made.add(f"0198c2f4-0000-7000-8000-00000000000{at}", "email.dispatcher.normal", "-", "order-17-receipt", "sent")
+        made.add(
+            f"0198c2f4-0000-7000-8000-00000000000{at}", "email.dispatcher.normal", "-", f"order-{at}-receipt", "sent"
+        )
 
     def heading(width: int) -> str:
         return " ".join(made.within(width)[0].lines(width)[0].split())

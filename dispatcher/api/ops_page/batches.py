@@ -71,6 +71,7 @@ class _BatchPages:
             ids = await select(session, asked, most=MOST)
             async for batch in run_batch(session, asked, face.who(visitor), ids, self.site.settings):
                 judged += batch
+        self.site.forget()
         outcome = self.action.outcome(groups, len(set(asked.email_ids or ())), judged, most=MOST)
         return await self._page(request, visitor, form, outcome=outcome, shown_unchanged=_SHOWN)
 
@@ -96,7 +97,16 @@ class _BatchPages:
     async def _page(
         self, request: Request, visitor: Visitor, given: Mapping[str, str], *, status: int = 200, **values: Any
     ) -> Response:
-        known: dict[str, Any] = {"groups": [], "lines": [], "outcome": None, "mistake": None, "most": MOST}
+        back = {Confirm: "/held", Release: "/held", DiscardDead: "/dead-letters"}.get(self.action, "/emails")
+        filters = {name: text for name, text in self._typed(given).items() if name != "email_ids"}
+        known: dict[str, Any] = {
+            "back": self.site.url(back, **filters),
+            "groups": [],
+            "lines": [],
+            "outcome": None,
+            "mistake": None,
+            "most": MOST,
+        }
         return await self.site.page(
             request,
             visitor,

@@ -206,9 +206,9 @@ def _caption(found: _Found) -> str:
     if found.page is None or not found.page.rows:
         return ""
     count = len(found.page.rows)
-    by = f", by {NAMES[found.kind].split(' ', 1)[1]}" if found.kind else ""
-    more = "" if found.page.next is None else "; older ones follow"
-    return f"{count} email{'' if count == 1 else 's'}{by}, newest first{more}"
+    by = f" by {NAMES[found.kind].removeprefix('a ').removeprefix('an ')}" if found.kind else ""
+    which = "" if found.page.next is None else "The newest "
+    return f"{which}{count} email{'' if count == 1 else 's'}{by}{'' if which else ', newest first'}"
 
 
 def _tone(what: str) -> str:

@@ -315,11 +315,15 @@ class Site:
         """A link to a path below `site.path`. Leaves out parameters that are None or empty."""
         return self._rendering.url(path, **parameters)
 
-    def see_other(self, path: str, **parameters: object) -> Response:
-        """The answer to a form that was processed: a redirect (303) to a path below `site.path`."""
-        self.pauses.forget()  # the form may have changed them, and the counts
+    def forget(self) -> None:
+        """Reads pauses and counts again for the next page, because a form may have changed them."""
+        self.pauses.forget()
         for each in self._counted.values():
             each.forget()
+
+    def see_other(self, path: str, **parameters: object) -> Response:
+        """The answer to a form that was processed: a redirect (303) to a path below `site.path`."""
+        self.forget()
         return RedirectResponse(self.url(path, **parameters), 303)
 
     async def error_page(self, request: Request, error: PageError) -> Response:

@@ -87,7 +87,7 @@ async def test_a_tenants_overview_has_its_counts_and_no_hosts_providers_queues_o
 
     page = await shop_operator.get("/ops/")
 
-    assert figure(page, "dead-letters").startswith(" huge bad Dead letters 1 ")
+    assert figure(page, "dead-letters").startswith(" huge bad Failed 1 ")
     assert b"complaints" in page.body
     for hidden in (b"secret", b"ops-1", b"host-1", b"smtp", b"Providers", b"Lanes and queues", b"data-chart"):
         assert hidden not in page.body.partition(b"<main")[2].partition(b"</main>")[0]
