@@ -84,8 +84,15 @@ class ActionEndpoints:
 
     @asynccontextmanager
     async def body(self, request: Request, caller: Caller) -> AsyncIterator[dict[str, object]]:
-        """Yields the fields of the body, which may be missing. Occupies a request slot during the block."""
-        if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        """Yields the fields of the body, which may be missing. Occupies a request slot during the block.
+
+        Without a key, it may not be missing: a body in JSON is what no form of another website can send.
+        """
+        if (
+            caller.key is not None
+            and request.headers.get("content-length", "0") == "0"
+            and "transfer-encoding" not in request.headers
+        ):
             with self.access.slot(caller.name):
                 yield {}
             return

@@ -190,7 +190,7 @@ async def _find(
 ) -> _Replayable:
     from dispatcher.ops.names import find_ids
     from dispatcher.ops.replaying import overlaps, preview
-    from dispatcher.store.failures import find_dead_ids, group_dead
+    from dispatcher.store.failures import MOST_GROUPED, find_dead_ids, group_dead
 
     if names:  # discarded or not
         found_ids = await find_ids(session, selection.parameters["tenant_id"] or DEFAULT_TENANT, names)
@@ -204,7 +204,7 @@ async def _find(
     ids = await find_dead_ids(session, selection) if given is None else given
     found = await preview(session, selection, include_held=include_held)
     others = 0 if given is None or selection.filters else len(set(given)) - found.total
-    causes = await group_dead(session, selection, "cause", groups=_CAUSES_SHOWN)
+    causes = await group_dead(session, selection, "cause", limit=MOST_GROUPED, groups=_CAUSES_SHOWN)
     return _Replayable(selection.of(ids), found, causes, others, await overlaps(session, selection))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,7 @@ DEFAULT_PER_SECOND: Final = 50.0
 MIN_PER_SECOND: Final = 0.01
 """The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
 MAX_PER_SECOND: Final = 10_000
+_UNPRINTABLE: Final = re.compile(r"[^ -~\u00a1-\u1fff\u2c00-\ud7ff]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class DeadGroup:
         """Of a cause: the fields of a filter that selects its emails. The text is the longest part of the error that
         they share."""
         error_type, provider, error = self.keys
-        text = max((error or "").split("…"), key=len).strip()
+        shared = _UNPRINTABLE.split((error or "").replace("…", "\n"))
+        text = max(shared, key=len)[:255].strip()  # what a filter takes
         named = {"error_type": error_type, "provider": provider, "text": text}
         return {name: value for name, value in named.items() if value}
 

@@ -20,7 +20,6 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.store.recipients import summarize_recipients
 from dispatcher.store.retention import FailedStep, PrunedStep, Pruner, Retention
 from dispatcher.telemetry.log import get_log
-from dispatcher.version import VERSION
 
 PRUNE_SECONDS: Final = 3600.0
 BUSY_SECONDS: Final = 600.0
@@ -30,7 +29,7 @@ BACKFILL_EVENTS: Final = 2_000
 """How many events a round of the backfill reads: less than a tenth of a second."""
 BACKFILL_PAUSE_SECONDS: Final = 0.5
 BACKFILL_WAIT_SECONDS: Final = 60.0
-"""The wait for hosts of an earlier release, which may still store events."""
+"""The wait for events of hosts of an earlier release."""
 
 
 class Upkeep:
@@ -85,7 +84,7 @@ class RecipientSummaries(Upkeep):
 class DeliveryBackfill:
     """Sets the delivery states that follow from events which an earlier release stored. See `fill_deliveries`."""
 
-    interval_seconds = 3600.0
+    interval_seconds = BACKFILL_WAIT_SECONDS
 
     def __init__(self, pool: Pool, *, most: int = BACKFILL_EVENTS) -> None:
         self._pool = pool
@@ -93,13 +92,13 @@ class DeliveryBackfill:
 
     async def run_once(self) -> float | None:
         """Reads the next events. Returns the seconds until the next round; None for the interval."""
-        if (found := await fill_deliveries(self._pool, most=self._most, version=VERSION)) is None:
+        if (found := await fill_deliveries(self._pool, most=self._most)) is None:
             return None
         has_ended, count = found
         if has_ended:
             get_log().info("emails.deliveries_filled")
             return None
-        return BACKFILL_PAUSE_SECONDS if count == self._most else BACKFILL_WAIT_SECONDS
+        return BACKFILL_PAUSE_SECONDS if count == self._most else None
 
 
 class OneTimeCodePruning(Upkeep):

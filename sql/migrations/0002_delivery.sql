@@ -33,10 +33,12 @@ return case kind
 end;
 
 -- Events that an earlier release stores change no delivery state. `DeliveryBackfill` reads them in the order in which
--- they were stored. A row: until when it has read them. No row: all of them.
+-- they were stored. A row: until when it has read them, and until when it goes on, because hosts of an earlier
+-- release may still store events. No row: it has ended.
 create table delivery_backfill (
     is_only boolean primary key default true constraint delivery_backfill_is_only check (is_only),
-    read_until timestamptz not null
+    read_until timestamptz not null,
+    lasts_until timestamptz not null default clock_timestamp() + interval '1 day'
 );
 insert into delivery_backfill (read_until)
 select coalesce(min(received_at), clock_timestamp())

@@ -64,7 +64,7 @@ grouped as (
                 e.error_type,
                 e.provider,
                 regexp_replace(
-                    regexp_replace(left(e.last_error, 300), '\S*[0-9@]\S*', '…', 'g'), '(…\s+)+…', '…', 'g'
+                    regexp_replace(left(e.last_error, 120), '\S*[0-9@]\S*', '…', 'g'), '(…\s+)+…', '…', 'g'
                 )
             ]
             when 'error_type' then array[e.error_type]

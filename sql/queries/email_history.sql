@@ -76,6 +76,16 @@ from dispatcher.operator_audit
 where email_id = %(email_id)s
 order by audit_id;
 
+-- name: was_revealed
+-- A row: this actor has revealed the email's content in the last `seconds`.
+select audit_id
+from dispatcher.operator_audit
+where email_id = %(email_id)s
+    and action = 'reveal'
+    and actor = %(actor)s
+    and acted_at > clock_timestamp() - %(seconds)s * interval '1 second'
+limit 1;
+
 -- name: list_replays_of
 -- The replays that included an email, in order.
 select r.replay_id, r.actor, r.reason, i.outcome, i.settled_at

@@ -203,12 +203,11 @@ group by provider, kind, bounce, mailbox;
 
 -- name: fill_deliveries
 -- Sets the delivery states of emails whose events an earlier release stored: reads the next `most` events, in the order
--- in which they were stored, and notes how far it came. Ends when all events are read and no host of another release has
--- reported for ten minutes. Leaves out the events of the last five minutes, because a transaction that stores some may
+-- in which they were stored, and notes how far it came. Ends when all events are read, a day after the upgrade. Leaves out the events of the last five minutes, because a transaction that stores some may
 -- still be open. One row: whether it has ended, and how many events were read. No row: it ended earlier, or another host
 -- reads at the same time.
 with position as (
-    select read_until
+    select read_until, lasts_until
     from dispatcher.delivery_backfill
     for no key update skip locked
 ),
@@ -240,12 +239,7 @@ next as (
         case
             when (select count(*) from read) = %(most)s
                 then greatest((select max(received_at) from read), read_until + interval '1 microsecond')
-            when exists (
-                select
-                from dispatcher.host_presence
-                where version is distinct from %(version)s
-                    and seen_at > clock_timestamp() - interval '10 minutes'
-            )
+            when lasts_until > clock_timestamp()
                 then coalesce((select max(received_at) from read), read_until)
         end as read_until
     from position

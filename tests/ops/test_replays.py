@@ -13,7 +13,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.actions.dlq import DiscardDead, ResumeReplay, StopReplay, select
+from dispatcher.actions.action import read
+from dispatcher.actions.dlq import DiscardDead, ListDead, ResumeReplay, StopReplay, select
 from dispatcher.actions.runner import Face, Who
 from dispatcher.actions.runner import run as act_on
 from dispatcher.domain.failures import ItemOutcome, ReplayState
@@ -75,17 +76,20 @@ async def test_the_emails_of_a_cause_are_found_by_what_their_errors_share(desk: 
     blocked += desk.create(last_error="554 5.7.0 Client host [192.0.2.77] blocked using zen.spamhaus.org")
     spam = desk.create(2, last_error="550 5.7.1 <address>: this looks like spam (id 4711aa)")
     gone = desk.create(error_type="rejected_recipient", last_error="550 5.1.1 no such user", provider="ses")
-    (silent,) = desk.create(error_type="no_error", provider=None, last_error=None)
+    desk.create(error_type="refused", last_error="a long line\n" + "without digits " * 40)
+    (silent,) = desk.create(error_type="internal_error", provider=None, last_error=None)
     desk.create(error_type="suppressed")
 
     groups = await group_dead(desk.session, select(), "cause")
 
     found = [{*await find_dead_ids(desk.session, select(**group.filters))} for group in groups]
-    assert [len(each) for each in found] == [3, 2, 1, 1]
+    assert [len(each) for each in found] == [3, 2, 1, 1, 1]
+    for group in groups:
+        read(ListDead, {}, group.filters)  # a link of the page has them
     assert found[:2] == [{*blocked}, {*spam}]
     assert {*gone} in found
     assert [group.fails_again is not None for group in groups] == [{*gone} == each for each in found]
-    assert silent in found[2] | found[3]
+    assert silent in found[2] | found[3] | found[4]
 
 
 async def test_skipped_emails_are_listed_with_the_reason(desk: Desk) -> None:

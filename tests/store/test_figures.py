@@ -165,6 +165,9 @@ async def test_the_newest_emails_show_how_fast_each_host_and_each_provider_is(
             attempt_finished_at=now,
         )
 
+    odd = books.enqueue_one()
+    books.change(odd, status="sent", sent_at=now, provider="ses", attempt_worker="mail-2:w0:7:ef")
+    books.change(odd, attempt_started_at="-infinity", attempt_finished_at="infinity")
     elsewhere, confirmed = books.enqueue(2)  # the attempt is in a row of its own; an operator said that it arrived
     books.change(elsewhere, status="sent", sent_at=now - timedelta(seconds=60), provider="ses")
     books.change(confirmed, status="sent", sent_at=now, provider="ses", leased_at=now - HOUR, settled_at=now - HOUR / 2)

@@ -40,7 +40,8 @@ class OneAct:
         for name, value in found.items():
             if isinstance(value, str) and value[4:5] == "-":
                 with suppress(ValueError):
-                    found[name] = datetime.fromisoformat(value)
+                    at = datetime.fromisoformat(value)
+                    found[name] = at if at.tzinfo else value  # a name may look like a date
         return {name: value for name, value in found.items() if value is not None}
 
 

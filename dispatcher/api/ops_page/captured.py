@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dispatcher.api.ops_page.fields import counted
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import SECURITY_HEADERS, Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
@@ -91,7 +92,7 @@ def routes(site: Site) -> list[Route]:
 
     async def download_attachment(request: Request, visitor: Visitor) -> Response:
         email = await _email(site, request, visitor)
-        number: int = request.path_params["number"]
+        number = counted(request.path_params["number"])
         found = next((each for each in email.attachments if each.number == number), None)
         if found is None:
             raise not_found("attachment")
@@ -102,7 +103,7 @@ def routes(site: Site) -> list[Route]:
         site.get("/captured/{name}", show_email),
         site.get("/captured/{name}/html", show_html),
         site.get("/captured/{name}/source.eml", download_source),
-        site.get("/captured/{name}/attachments/{number:int}", download_attachment),
+        site.get("/captured/{name}/attachments/{number}", download_attachment),
     ]
 
 
@@ -142,7 +143,7 @@ async def _in_thread(read: Callable[[], T]) -> T:
 
 def as_file(content: bytes, filename: str) -> Response:
     """A response that makes browsers save the file and not show it, whatever its type."""
-    plain = filename.encode("ascii", "replace").decode().replace("?", "_").replace('"', "_").replace("%", "_")
+    plain = "".join(each if each.isascii() and each.isprintable() and each not in '"%?' else "_" for each in filename)
     disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
     headers = {**AS_FILE, "Content-Disposition": disposition}
     return Response(content, headers=headers, media_type="application/octet-stream")

@@ -81,5 +81,5 @@ def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:
     """The fields of the filter that selects the emails of a group, for the group's link. None: there is no filter for a
     domain."""
     if by == "cause":
-        return group.filters
+        return group.filters or None
     return {"tenant_id": str(group.keys[0])} if by == "tenant" else None

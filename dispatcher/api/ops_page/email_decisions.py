@@ -24,7 +24,6 @@ from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead, S
 from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.runner import Face, Who, run, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
-from dispatcher.api.ops_page import revealed
 from dispatcher.api.ops_page.captured import FRAMING
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
@@ -238,7 +237,7 @@ class _DecisionPages:
             email=history.email,
             act=act,
             content=content,
-            parts=revealed.path_of(self.site, request, history.email.email_id),
+            parts=f"/emails/{history.email.email_id}/revealed",
             is_email=history.email.channel == EMAIL_CHANNEL,
             others={
                 name: value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()

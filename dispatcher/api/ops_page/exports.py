@@ -37,6 +37,8 @@ EXPORTED: Final[Mapping[str, type[Paged[Any]]]] = {
 MOST: Final = 10_000
 """The most rows of a file."""
 _PAGE: Final = 1_000
+_MOST_PAGES: Final = 30
+"""The most pages that are read: a filter that matches little reads pages without rows."""
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """A text that begins with one of these is a formula to a spreadsheet."""
 
@@ -51,21 +53,25 @@ async def _export(site: Site, path: str, listing: type[Paged[Any]], request: Req
         asked = read(listing, {}, fields.as_texts(listing, filters, zone_of(request))).but(limit=_PAGE)
         page = await face.rows(site, asked, visitor)
         found = [*page.rows]
-        while page.next is not None and len(found) < MOST:
+        for _ in range(_MOST_PAGES):
+            if page.next is None or len(found) >= MOST:
+                break
             page = await face.rows(site, asked.but(after=page.next), visitor)
             found += page.rows
     except Mistakes as error:
         raise PageError(400, face.words_of(error), "Go back, and correct the filter.") from None
     # The names of the filters, because a value may be an address.
-    detail = {"list": path[1:], "rows": len(found), "filters": sorted(filters)}
+    is_cut = page.next is not None or len(found) > MOST
+    detail = {"list": path[1:], "rows": len(found[:MOST]), "is_cut": is_cut, "filters": sorted(filters)}
     async with site.session() as session:
         await audit(session, "export", {None: detail}, actor=visitor.name, reason=None)
-    return as_file(_csv(listing.row.__match_args__, found[:MOST]).encode(), f"{path[1:]}.csv")
+    name = f"{path[1:]}-newest.csv" if is_cut else f"{path[1:]}.csv"
+    return as_file(_csv(listing.row.__match_args__, found[:MOST]).encode(), name)
 
 
 def _csv(names: Sequence[str], rows: Sequence[Any]) -> str:
     written = io.StringIO()
-    writer = csv.writer(written)
+    writer = csv.writer(written, quoting=csv.QUOTE_ALL)  # also for programs that separate by semicolons
     writer.writerow(names)
     writer.writerows([_text(getattr(row, name)) for name in names] for row in rows)
     return written.getvalue()

@@ -99,7 +99,7 @@ def chosen(request: Request) -> dict[str, str]:
     """The parameters of the URL, with all chosen emails in one. Raises PageError if none of a list's emails is chosen:
     without ids, a filter would select all of them."""
     given = dict(request.query_params)
-    ids = ",".join(request.query_params.getlist("email_ids"))
+    ids = ",".join(each for each in request.query_params.getlist("email_ids") if each.strip(" ,"))
     if given.pop("chosen", "") and not ids:
         raise PageError(400, "No email is chosen.", "Go back, and choose emails in the first column of the list.")
     return given | ({"email_ids": ids} if ids else {})

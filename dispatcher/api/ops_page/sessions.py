@@ -167,11 +167,6 @@ class Sessions:
         token = self.token(request)
         return token is not None and compare_digest(form.get(CSRF_FIELD, "").encode(), csrf_token(token).encode())
 
-    def seal(self, request: Request, text: str) -> str | None:
-        """A seal of the text for the visitor's session; None without a session."""
-        token = self.token(request)
-        return None if token is None else sha256(f"seal {token} {text}".encode()).hexdigest()
-
     def send_token(self, request: Request, response: Response, token: str) -> None:
         """Sends a token to the browser, in a cookie that lasts until the browser is closed."""
         response.set_cookie(**self._attributes(request), value=token, samesite="strict")

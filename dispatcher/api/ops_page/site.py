@@ -240,6 +240,7 @@ class Site:
             "lane": settings.lanes,
             "channel": ("email", "sms"),
             "tenant_id": tenants,
+            **values.get("known", {}),
         }
         if shared is None or visitor is None or not is_part:
             html = self._render(request, visitor, template, paused, counts, is_part=is_part, **values)

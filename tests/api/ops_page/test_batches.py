@@ -98,7 +98,7 @@ async def test_a_list_is_a_file_of_its_rows_without_addresses_and_formulas(opera
     assert answer.headers["content-disposition"].startswith('attachment; filename="dead-letters.csv"')
     (act,) = books.select("select actor, action, detail from operator_audit")
     assert act["action"] == "export"
-    assert act["detail"] == {"list": "dead-letters", "rows": 3, "filters": ["tenant_id"]}
+    assert act["detail"] == {"list": "dead-letters", "rows": 3, "is_cut": False, "filters": ["tenant_id"]}
     for path in ("/emails", "/held", "/events", "/audit"):
         assert (await operator.get(f"/ops{path}.csv")).body.decode().splitlines()[0].count(",") > 3, path
     assert (await operator.get("/ops/emails.csv?status=odd")).status == 400
