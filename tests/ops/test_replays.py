@@ -71,12 +71,19 @@ async def test_one_email_is_replayed_at_once_unless_locked(desk: Desk) -> None:
     assert (await run(desk.session, left.id)).replay.outcomes == {"under_way": 1}
 
 
+REFUSED = "refused"
+
+
 async def test_the_emails_of_a_cause_are_found_by_what_their_errors_share(desk: Desk) -> None:
-    blocked = desk.create(2, last_error="550 5.7.1 Client host [192.0.2.1] blocked using zen.spamhaus.org")
-    blocked += desk.create(last_error="554 5.7.0 Client host [192.0.2.77] blocked using zen.spamhaus.org")
-    spam = desk.create(2, last_error="550 5.7.1 <address>: this looks like spam (id 4711aa)")
+    blocked = desk.create(
+        2, error_type=REFUSED, last_error="550 5.7.1 Client host [192.0.2.1] blocked using zen.spamhaus.org"
+    )
+    blocked += desk.create(
+        error_type=REFUSED, last_error="554 5.7.0 Client host [192.0.2.77] blocked using zen.spamhaus.org"
+    )
+    spam = desk.create(2, error_type=REFUSED, last_error="550 5.7.1 <address>: this looks like spam (id 4711aa)")
     gone = desk.create(error_type="rejected_recipient", last_error="550 5.1.1 no such user", provider="ses")
-    desk.create(error_type="refused", last_error="a long line\n" + "without digits " * 40)
+    desk.create(error_type=REFUSED, last_error="a long line\n" + "without digits " * 40)
     (silent,) = desk.create(error_type="internal_error", provider=None, last_error=None)
     desk.create(error_type="suppressed")
 
