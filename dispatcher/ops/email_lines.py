@@ -11,9 +11,8 @@ from uuid import UUID
 from dispatcher.domain.event import Delivery
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass, replace
-from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.queries import ids_within
-from dispatcher.store.recipients import masked_recipients
+from dispatcher.store.recipients import fetch_readable, masked_recipients
 from dispatcher.store.statements import Source, fetch
 
 _WORD: Final = re.compile(r"\S+")
@@ -69,8 +68,7 @@ async def find_lines(source: Source, email_ids: Sequence[UUID], subjects: str) -
         return []
     lines = {each.email_id: each for each in await fetch(source, "find_lines", ids_within(email_ids), into=EmailLine)}
     if recipients := await masked_recipients(source, email_ids):
-        answers, _ = await bisect_batch([*recipients], lambda part: fetch(source, "find_subjects", ids_within(part)))
-        for email_id, subject, tags, domain in (row for rows in answers for row in rows):
+        for email_id, subject, tags, domain in await fetch_readable(source, "find_subjects", recipients.keys()):
             lines[email_id] = replace(
                 lines[email_id],
                 recipients=recipients[email_id],

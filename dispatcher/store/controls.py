@@ -22,8 +22,6 @@ READ_SECONDS: Final = 1.0
 """Each process looks for changes at this interval, so that a change is in force on all hosts within two seconds."""
 MOST_DUE: Final = 10_000
 """Due emails of a lane and tenant are counted up to this number."""
-MOST_SUGGESTED: Final = 200
-"""The most tenants that a page suggests."""
 MOST_PAIRS: Final = 100
 """The most pairs of a lane and a tenant whose due emails are counted."""
 
@@ -76,8 +74,6 @@ async def list_pauses(source: Source, *, email_id: UUID | None = None) -> list[P
 async def find_paused_emails(
     source: Source, scopes: Sequence[str], names: Sequence[str], *, most: int = MOST_WAITING
 ) -> list[tuple[int | None, bool | None]]: ...
-@statement
-async def list_tenants_with_emails(source: Source, *, most: int = MOST_SUGGESTED) -> list[str]: ...
 @statement
 async def count_due(source: Source, *, pairs: int = MOST_PAIRS, most: int = MOST_DUE) -> list[Due]: ...
 @statement

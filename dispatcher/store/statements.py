@@ -6,7 +6,7 @@ A stub is a typed statement: its signature is the type of the statement's parame
     async def find_tenants_of_key(source: Source, message_key: str, *, most_tenants: int) -> dict[str, UUID]: ...
 
 executes the statement `find_tenants_of_key`. The comment below the statement's heading says what it does.
-`tests/store/test_statements.py` compares each signature with what PostgreSQL says about the statement.
+`tests/test_sql.py` compares each signature with what PostgreSQL says about the statement.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ on conflict (key_id, day) do nothing;
 
 -- name: take_recipients
 -- Takes `wanted` recipients from a key's quota for today, or all that are left; none if fewer than `needed` are left.
--- Returns the day, the number taken, the seconds until the day ends, and how many are left. No row: the key has no row for today yet.
+-- Returns the day, the number taken, the seconds until the day ends, and how many are left. No row: the key has no row
+-- for today yet.
 with today as (
     select key_id, day, recipient_count
     from dispatcher.api_key_day

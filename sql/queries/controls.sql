@@ -72,21 +72,6 @@ cross join lateral (
 ) as due
 order by p.position;
 
--- name: list_tenants_with_emails
--- The first tenants that have emails, by their names (see find_tenants_of_key).
-with recursive tenant (tenant_id) as (
-    select min(tenant_id)
-    from dispatcher.email_idempotency
-    union all
-    select (select min(k.tenant_id) from dispatcher.email_idempotency as k where k.tenant_id > t.tenant_id)
-    from tenant as t
-    where t.tenant_id is not null
-)
-select tenant_id
-from tenant
-where tenant_id is not null
-limit %(most)s;
-
 -- name: list_lane_policies
 -- Earlier releases stored weights that are no longer allowed, such as NaN. Such a weight counts as 1.
 select
