@@ -128,15 +128,6 @@ def test_other_words_stay(words: str) -> None:
     assert secrets("pass!", "ok", "mai", names=("shop-user",)).without(words) == words
 
 
-@given(st.text(min_size=4), st.text(max_size=3), st.text(max_size=3))
-@settings(max_examples=50)
-def test_no_base64_form_survives(secret: str, before: str, after: str) -> None:
-    encoded = b64(f"{before}{secret}{after}") if (f"{before}{secret}{after}").isascii() else b64(secret)
-    safe = secrets(secret).without(f"x {encoded} y")
-
-    assert encoded not in safe
-
-
 def test_a_source_replaces_its_earlier_secrets_and_keeps_those_of_other_sources() -> None:
     found = secrets("first-token")
     found.register("other", ["a-password"])
@@ -218,8 +209,6 @@ def test_text_that_repeats_the_email_is_removed(words: str, safe: str) -> None:
     [
         (Accepted("4Xk2", "250 2.0.0 Ok: queued as 4Xk2"), Accepted("4Xk2", "250 2.0.0 Ok: queued as 4Xk2")),
         (Accepted(None, "250 kim may read it"), Accepted(None, "250 <private> may read it")),
-        (Accepted(None, "250 ann.lee may read it"), Accepted(None, "250 <private> may read it")),
-        (Accepted(None, "250 Your Results of Tuesday"), Accepted(None, "250 <private>")),
         (Rejected(Reason.REFUSED, "ann.lee is gone", "550"), Rejected(Reason.REFUSED, "<private> is gone", "550")),
     ],
 )
