@@ -128,6 +128,15 @@ def test_other_words_stay(words: str) -> None:
     assert secrets("pass!", "ok", "mai", names=("shop-user",)).without(words) == words
 
 
+@given(st.text(min_size=4), st.text(max_size=3), st.text(max_size=3))
+@settings(max_examples=50)
+def test_no_base64_form_survives(secret: str, before: str, after: str) -> None:
+    encoded = b64(f"{before}{secret}{after}") if (f"{before}{secret}{after}").isascii() else b64(secret)
+    safe = secrets(secret).without(f"x {encoded} y")
+
+    assert encoded not in safe
+
+
 def test_a_source_replaces_its_earlier_secrets_and_keeps_those_of_other_sources() -> None:
     found = secrets("first-token")
     found.register("other", ["a-password"])
