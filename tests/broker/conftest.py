@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator, Rabbit
+from tests.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -20,6 +22,11 @@ def amqp_url(servers: Servers) -> str:
 @pytest.fixture
 def operator(servers: Servers) -> Operator:
     return Operator(servers.management_url)
+
+
+@pytest.fixture
+def management(servers: Servers) -> Management:
+    return Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
 
 
 @pytest.fixture

@@ -96,7 +96,6 @@ class Rabbit:
         await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
 
     async def bind_queue(self, queue: str, exchange: str) -> None:
-        """Bind a queue to an exchange, with the queue's name as routing key."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
 
@@ -128,21 +127,19 @@ class BrokerStage:
 
 
 class Operator:
-    """An administrator who uses the management API."""
-
     def __init__(self, management_url: str) -> None:
         self._parts = urlsplit(management_url)
 
     def close_connection(self, name: str) -> bool:
         """Close the connection with this name by force; False if RabbitMQ does not list the connection yet."""
-        listed = list(self._connections(name))
+        connections = json.loads(self._request("GET", "/api/connections"))
+        listed = [one for one in connections if one.get("client_properties", {}).get("connection_name") == name]
         for connection in listed:
-            self._request("DELETE", f"/api/connections/{quote(connection, safe='')}")
+            self._request("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
         return bool(listed)
 
     @contextmanager
     def policy(self, queue: str, definition: dict[str, Any]) -> Iterator[None]:
-        """Apply a policy to a queue for the duration of a block."""
         path = f"/api/policies/%2F/{quote(queue, safe='')}"
         fields = {"definition": definition, "apply-to": "queues", "priority": 100, "pattern": f"^{re.escape(queue)}$"}
 
@@ -158,17 +155,11 @@ class Operator:
             self._request("DELETE", path)
 
     def set_permissions(self, user: str, password: str, *, tags: str = "", **permissions: str) -> None:
-        """Create a user with exactly these permissions."""
         self._request("PUT", f"/api/users/{user}", {"password": password, "tags": tags})
         self._request("PUT", f"/api/permissions/%2F/{user}", {"configure": "", "write": "", "read": "", **permissions})
 
     def delete_user(self, user: str) -> None:
         self._request("DELETE", f"/api/users/{user}")
-
-    def _connections(self, name: str) -> Iterator[str]:
-        for connection in json.loads(self._request("GET", "/api/connections")):
-            if connection.get("client_properties", {}).get("connection_name") == name:
-                yield connection["name"]
 
     def _request(self, method: str, path: str, fields: object = None) -> bytes:
         status, body = self.request(method, path, fields)
@@ -176,12 +167,9 @@ class Operator:
         return body
 
     def request(self, method: str, path: str, fields: object = None) -> tuple[int, bytes]:
-        """The status and the body of the management API's response."""
         credentials = f"{unquote(self._parts.username or '')}:{unquote(self._parts.password or '')}"
-        headers = {
-            "Authorization": "Basic " + base64.b64encode(credentials.encode()).decode(),
-            "Content-Type": "application/json",
-        }
+        basic = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        headers = {"Authorization": basic, "Content-Type": "application/json"}
         connection = http.client.HTTPConnection(self._parts.hostname or "", self._parts.port, timeout=30)
         try:
             connection.request(method, path, body=None if fields is None else json.dumps(fields), headers=headers)

@@ -14,11 +14,7 @@ from tests.waiting import until
 
 
 class Taker:
-    """A worker that acks each message at once.
-
-    Attributes:
-        sizes: The number of emails of each message, in order.
-    """
+    """A worker that acks each message at once, and notes how many emails each has."""
 
     def __init__(self, amqp_url: str, queue: str) -> None:
         self.sizes: list[int] = []
@@ -38,7 +34,6 @@ StartTaker = Callable[[str, str], Awaitable[Taker]]
 
 @pytest.fixture
 async def start_taker() -> AsyncIterator[StartTaker]:
-    """Starts takers of a queue's messages, and stops them after the test."""
     running: list[tuple[Taker, asyncio.Task[None]]] = []
 
     async def start(amqp_url: str, queue: str) -> Taker:

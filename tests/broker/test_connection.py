@@ -42,7 +42,6 @@ def changed(amqp_url: str, *, credentials: str, place: str | None = None, path: 
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a server that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 

@@ -32,13 +32,9 @@ class Worker:
         self.losses = 0
         self.tries: list[str] = []
         given = {"prefetch": 100, "name": "worker", "backoff": Backoff(base_seconds=0.01, cap_seconds=0.05), **options}
-        self.consumer = Consumer(
-            amqp_url,
-            dict(queues),
-            on_attempt=lambda: self.tries.append("tried"),
-            on_refused=lambda _: self.tries.append("refused"),
-            **given,
-        )
+        note = self.tries.append
+        told: dict[str, Any] = {"on_attempt": lambda: note("tried"), "on_refused": lambda _: note("refused")}
+        self.consumer = Consumer(amqp_url, dict(queues), **told, **given)
         self.ack = self.consumer.ack
         self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
@@ -83,7 +79,6 @@ class Stage(BrokerStage):
         assert sorted(message.body.decode() for message in taken) == sorted(bodies)
 
     async def has_after(self, worker: Worker, *bodies: str) -> None:
-        """End the worker; take exactly these messages."""
         await worker.stop()
         await self.has(*bodies)
 

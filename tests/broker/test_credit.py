@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -17,31 +16,28 @@ MANY = 1_000_000
 
 
 class Queue:
-    """A queue whose messages are always taken at once, unless a test sets `messages`.
+    """A queue whose messages are always taken at once, unless a test sets `messages`."""
 
-    Attributes:
-        counts: How often its messages were counted.
-    """
-
-    def __init__(self, consumers: int = 2) -> None:
-        self.counts = self.messages = 0
-        self._consumers = consumers
+    def __init__(self) -> None:
+        self.messages, self.consumers = 0, 2
 
     async def find(self) -> FoundQueue:
-        self.counts += 1
-        return FoundQueue(self.messages, self._consumers)
+        return FoundQueue(self.messages, self.consumers)
 
 
-@asynccontextmanager
-async def counted_credit(queue: Queue) -> AsyncIterator[QueueCredit]:
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+async def credit(queue: Queue) -> AsyncIterator[QueueCredit]:
     """A credit that knows the result of its first count."""
     credit = QueueCredit(queue.find, most_per_message=MOST, prefetch=256)
     assert credit.emails == 0
     await credit.counted()
-    try:
-        yield credit
-    finally:
-        await credit.close()
+    yield credit
+    await credit.close()
 
 
 async def publish(credit: QueueCredit, *batches: int) -> None:
@@ -53,11 +49,10 @@ async def publish(credit: QueueCredit, *batches: int) -> None:
         await credit.counted()
 
 
-async def test_a_small_rest_of_the_credit_is_not_published() -> None:
-    async with counted_credit(Queue()) as credit:
-        assert credit.emails == EMPTY_EMAILS
-        credit.take(EMPTY_EMAILS - EMPTY_EMAILS // LEAST_SHARE)
-        assert credit.emails == 0
+async def test_a_small_rest_of_the_credit_is_not_published(credit: QueueCredit) -> None:
+    assert credit.emails == EMPTY_EMAILS
+    credit.take(EMPTY_EMAILS - EMPTY_EMAILS // LEAST_SHARE)
+    assert credit.emails == 0
 
 
 @pytest.mark.parametrize(
@@ -71,46 +66,42 @@ async def test_a_small_rest_of_the_credit_is_not_published() -> None:
     ],
 )
 async def test_emails_share_messages_as_far_as_workers_are_fast_and_each_can_get_several(
-    consumers: int, batches: list[int], emails: int, per_message: int
+    queue: Queue, credit: QueueCredit, consumers: int, batches: list[int], emails: int, per_message: int
 ) -> None:
-    async with counted_credit(Queue(consumers)) as credit:
-        await publish(credit, *batches)
+    queue.consumers = consumers
+    await publish(credit, *batches)
 
-        assert credit.per_message(emails) == per_message
-
-
-async def test_emails_share_no_message_after_workers_have_taken_none() -> None:
-    queue = Queue()
-    async with counted_credit(queue) as credit:
-        await publish(credit, MANY, 3 * MANY)
-        queue.messages = 10 * MANY
-        await publish(credit, 10 * MANY)
-
-        assert credit.per_message(BATCH) == 1
+    assert credit.per_message(emails) == per_message
 
 
-async def test_ready_messages_count_as_the_emails_that_they_point_to() -> None:
-    queue = Queue()
-    async with counted_credit(queue) as credit:
-        credit.take(840)
-        credit.note_messages(200, 200)
-        credit.note_messages(40, 640)
-        queue.messages = 40
-        assert credit.emails == 0  # and starts a count
-        await credit.counted()
+async def test_emails_share_no_message_after_workers_have_taken_none(queue: Queue, credit: QueueCredit) -> None:
+    await publish(credit, MANY, 3 * MANY)
+    queue.messages = 10 * MANY
+    await publish(credit, 10 * MANY)
 
-        # Workers took 200 emails, so the target is at most 500, and 640 are ready. The average message has 3.5 emails.
-        assert credit.emails == 0
+    assert credit.per_message(BATCH) == 1
 
 
-async def test_emails_whose_messages_are_not_written_yet_do_not_count_as_taken() -> None:
-    queue = Queue()
-    async with counted_credit(queue) as credit:
-        credit.take(500)
-        credit.note_messages(500, 500)
-        credit.take(500)
-        queue.messages = 500
-        assert credit.emails == 0  # and starts a count
-        await credit.counted()
+async def test_ready_messages_count_as_the_emails_that_they_point_to(queue: Queue, credit: QueueCredit) -> None:
+    credit.take(840)
+    credit.note_messages(200, 200)
+    credit.note_messages(40, 640)
+    queue.messages = 40
+    assert credit.emails == 0  # and starts a count
+    await credit.counted()
 
-        assert credit.emails == 0
+    # Workers took 200 emails, so the target is at most 500, and 640 are ready. The average message has 3.5 emails.
+    assert credit.emails == 0
+
+
+async def test_emails_whose_messages_are_not_written_yet_do_not_count_as_taken(
+    queue: Queue, credit: QueueCredit
+) -> None:
+    credit.take(500)
+    credit.note_messages(500, 500)
+    credit.take(500)
+    queue.messages = 500
+    assert credit.emails == 0  # and starts a count
+    await credit.counted()
+
+    assert credit.emails == 0

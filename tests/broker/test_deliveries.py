@@ -95,12 +95,6 @@ def test_split_and_empty_bodies_are_left_to_pika_and_not_waited_for() -> None:
     assert delivery_at(in_pieces + frame.Body(3, b"12345").marshal(), 0) is None
 
 
-@settings(max_examples=30)
-@given(st.binary(max_size=200))
-def test_all_other_frames_are_left_to_pika(octets: bytes) -> None:
-    assert delivery_at(octets, 0) is None
-
-
 @pytest.mark.parametrize("headers", [None, {"x-delivery-count": 3}])
 def test_a_changed_byte_is_read_as_pika_reads_it_or_left_to_pika(headers: dict[str, Any] | None) -> None:
     whole = delivered({**OURS, "headers": headers})

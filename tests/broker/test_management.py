@@ -32,11 +32,6 @@ PASSWORD = "hunter2"
 COUNTS = b'{"messages": %b, "messages_ready": 3, "messages_unacknowledged": 0, "consumers": 0}'
 
 
-@pytest.fixture
-def management(servers: Servers) -> Management:
-    return Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
-
-
 @asynccontextmanager
 async def impostor(reply: Callable[[bytes], bytes]) -> Any:
     """A management API that gives the test's reply to the first line of each request."""
@@ -162,16 +157,6 @@ async def remake(amqp_url: str, undeclared: Topology, rabbit: Rabbit) -> MakeQue
         await rabbit.bind_queue(queue, undeclared.exchange)
 
     return replaced
-
-
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_what_init_creates_has_no_fault(
-    amqp_url: str, management: Management, undeclared: Topology, queue_type: str
-) -> None:
-    topology = replace(undeclared, queue_type=queue_type)
-    await declare(amqp_url, topology)
-
-    assert await fault_texts(management, topology) == []
 
 
 async def test_every_missing_object_is_named(management: Management, topology_names: Topology) -> None:

@@ -200,11 +200,8 @@ def test_a_dead_letter_with_an_invalid_field_is_refused(changes: dict[str, Any])
         dead_letter.decode(letter(**changes))
 
 
-_values = st.none() | st.integers() | st.text() | st.lists(st.text())
-
-
 @settings(max_examples=30)
-@given(st.dictionaries(st.sampled_from(DEAD_LETTER.__slots__), _values))
+@given(st.dictionaries(st.sampled_from(DEAD_LETTER.__slots__), json_values))
 def test_any_dead_letter_is_decoded_or_refused(changes: dict[str, Any]) -> None:
     with suppress(InvalidPointer):
         assert isinstance(dead_letter.decode(letter(**changes)), DeadLetter)

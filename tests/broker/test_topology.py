@@ -47,7 +47,9 @@ def test_a_quorum_queue_dead_letters_at_least_once_and_has_no_low_delivery_limit
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_declaring_twice_changes_nothing(amqp_url: str, undeclared: Topology, queue_type: str) -> None:
+async def test_declaring_twice_changes_nothing_and_what_was_declared_has_no_fault(
+    amqp_url: str, management: Management, undeclared: Topology, queue_type: str
+) -> None:
     topology = replace(undeclared, queue_type=queue_type)
 
     assert await declare(amqp_url, topology) == [
@@ -59,6 +61,7 @@ async def test_declaring_twice_changes_nothing(amqp_url: str, undeclared: Topolo
         *[f"queue {queue} already exists" for queue in topology.queues],
     ]
     await verify(amqp_url, topology)
+    assert await find_faults(management, topology) == []
 
 
 async def test_declare_creates_only_missing_objects(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
@@ -158,13 +161,11 @@ class Account:
         return urlunsplit(parts._replace(netloc=f"{self.name}:{quote(PASSWORD)}@{parts.netloc.rpartition('@')[2]}"))
 
     def http_status(self, method: str, path: str, fields: object = None) -> int:
-        """The HTTP status of the management API's response to this user."""
         return Operator(self.management_url).request(method, path, fields)[0]
 
 
 @pytest.fixture
 def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> Iterator[dict[str, Account]]:
-    """One RabbitMQ user per role, deleted after the test."""
     made = {user.role: Account(servers, operator, topology_names, user.role) for user in users_of(topology_names)}
     yield made
     for account in made.values():

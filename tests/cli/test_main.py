@@ -50,7 +50,7 @@ def test_run_imports_before_the_fork_what_its_processes_need_and_nothing_else(se
     script = (
         "import gc, os, sys\n"
         "def fork():\n"
-        "    needless = {'boto3', 'starlette', 'sendgrid', 'aiosmtplib', 'cryptography', 'dispatcher.cli.table'}\n"
+        "    needless = {'botocore', 'starlette', 'sendgrid', 'aiosmtplib', 'cryptography', 'dispatcher.cli.table'}\n"
         "    needless |= {'dispatcher.events.bounce_parser', 'dispatcher.events.sqs'}\n"
         "    needless |= {f'dispatcher.providers.{name}' for name in ('resend', 'sendgrid', 'ses', 'smtp', 'twilio')}\n"
         "    needed = {'structlog', 'pika', 'uvloop', 'h11', 'psycopg_pool', 'prometheus_client.mmap_dict'}\n"

@@ -16,7 +16,6 @@ import pytest
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.capabilities import Capabilities, Requirement
 from dispatcher.domain.email import Email
-from dispatcher.domain.headers import header_value_fault
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, endings_of
 from dispatcher.domain.sms import Sms
@@ -34,13 +33,11 @@ BEGIN_OF_TIME = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12)))
 
 
 def an_email(**fields: Any) -> Email:
-    """A valid plain email with the given fields changed."""
     plain = {"message_key": "order-17", "sender": "shop@example.com", "to": "ann@example.org", "subject": "Hi"}
     return Email(**{**plain, "text": "Hi", **fields})
 
 
 def refusal(**fields: Any) -> tuple[str, str]:
-    """The field and the reason of the error for a plain email with these fields changed."""
     with pytest.raises(InvalidEmail) as caught:
         an_email(**fields)
     return caught.value.field, caught.value.reason
@@ -52,7 +49,14 @@ def test_an_empty_body_counts_as_absent() -> None:
     assert refusal(text=None)[0] == "text"
 
 
-def test_an_email_is_immutable_and_can_be_compared_hashed_and_replaced() -> None:
+@dataclasses.dataclass(frozen=True)
+class Pdf(Attachment):
+    """An attachment of an application, which can derive from ours because ours is frozen."""
+
+    pages: int = 1
+
+
+def test_an_email_and_its_files_are_immutable_and_an_email_can_be_compared_hashed_and_replaced() -> None:
     to, headers, attachments = ["ann@example.org"], {"X-Order": "17"}, [PDF]
     email = an_email(to=to, headers=headers, attachments=attachments)
 
@@ -61,6 +65,8 @@ def test_an_email_is_immutable_and_can_be_compared_hashed_and_replaced() -> None
     attachments.clear()
     with pytest.raises(dataclasses.FrozenInstanceError):
         email.subject = "Other"  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pdf("invoice.pdf", "application/pdf", b"").filename = "../invoice.pdf"  # type: ignore[misc]
     with pytest.raises(TypeError):
         email.headers["X-Other"] = "1"  # type: ignore[index]
     same = an_email(headers={"X-Order": "17"}, attachments=[PDF])
@@ -77,7 +83,6 @@ def test_the_repr_shows_nothing_private() -> None:
 
 
 def nested(depth: int) -> object:
-    """An empty list nested in `depth` lists."""
     value: object = "x"
     for _ in range(depth):
         value = [value]
@@ -175,15 +180,6 @@ def test_an_invalid_attachment_cannot_be_made(field: str, wrong: Any) -> None:
     assert caught.value.field == field
 
 
-def test_an_attachment_is_frozen_so_that_applications_can_derive_from_it_and_change_no_checked_value() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Pdf(Attachment):
-        pages: int = 1
-
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Pdf("invoice.pdf", "application/pdf", b"").filename = "../invoice.pdf"  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     "text",
     ["ann@example.org, bob@example.org", "Ann <ann@example.org>;bob@example.org", "a@x.org,b@x.org,c@x.org," * 1000],
@@ -223,10 +219,8 @@ def test_an_email_with_erase_after_sending_is_stored_with_the_mark_among_its_tag
     ],
 )
 def test_a_header_that_we_or_mail_servers_write_cannot_be_set(name: str) -> None:
-    assert refusal(headers={name: "x"}) == (
-        f"headers.{name}",
-        "cannot be set, because the dispatcher or a mail server writes it",
-    )
+    reason = "cannot be set, because the dispatcher or a mail server writes it"
+    assert refusal(headers={name: "x"}) == (f"headers.{name}", reason)
     assert refusal(headers={name: "x"}, allowed_headers=[name])[0] == f"headers.{name}"
 
 
@@ -248,19 +242,21 @@ def test_a_header_that_controls_a_provider_must_be_allowed_by_name(name: str, wh
     assert an_email(headers={name: "x"}, allowed_headers=[name.swapcase()]).headers == {name: "x"}
 
 
-def test_the_headers_that_applications_need_can_be_set() -> None:
-    useful = {
-        "In-Reply-To": "<17@example.com>",
-        "References": "<16@example.com> <17@example.com>",
-        "List-Unsubscribe": "<https://example.com/u/17>, <mailto:u@example.com>",
-        "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
-        "Auto-Submitted": "auto-generated",
-        **dict.fromkeys(("X-Priority", "X-Mailer", "X-MSMail-Priority", "X-Mailing-List", "X-Campaign", "X-Tag"), "x"),
-        **dict.fromkeys(("X-Entity-Ref-ID", "X-Auto-Response-Suppress", "Feedback-ID", "BIMI-Selector"), "x"),
-        "X-Order": "Größe 👨\u200d👩\u200d👧 \u2068שרה\u2069",
-    }
+USEFUL = (
+    *(("In-Reply-To", "<17@example.com>"), ("References", " ".join(f"<{n}@example.com>" for n in range(50)))),
+    ("List-Unsubscribe", "<https://mail.example.com/u?next=?a=1>, <mailto:u@example.com?subject=ü>"),
+    *(("List-Unsubscribe-Post", "List-Unsubscribe=One-Click"), ("Auto-Submitted", "auto-generated")),
+    *(("List-Post", "NO"), ("List-Id", '"Angebote für Ann" <offers.example.com>'), ("List-Id", "<offers.example.com>")),
+    ("Disposition-Notification-To", '"Müller, Zoë" <zoe@bücher.example>, bob@example.org'),
+    *((name, "x") for name in ("X-Priority", "X-Mailer", "X-MSMail-Priority", "X-Mailing-List", "X-Tag")),
+    *((name, "x") for name in ("X-Entity-Ref-ID", "X-Auto-Response-Suppress", "Feedback-ID", "BIMI-Selector")),
+    *(("X-Campaign", "Grüße"), ("X-Order", "Größe 👨\u200d👩\u200d👧 \u2068שרה\u2069")),
+)
 
-    assert an_email(headers=useful).headers == useful
+
+@pytest.mark.parametrize(("name", "value"), USEFUL)
+def test_a_header_that_applications_need_can_be_set_if_it_can_be_written_in_ascii(name: str, value: str) -> None:
+    assert an_email(headers={name: value}).headers == {name: value}
 
 
 def test_values_at_their_limits_are_accepted() -> None:
@@ -366,22 +362,6 @@ def test_a_value_that_no_mail_software_could_read_is_refused_at_enqueue(name: st
 
     assert (field, reason in words) == (f"headers.{name}", True)
     assert not any(word in words for word in value.split())
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("List-Unsubscribe", "<https://mail.example.com/u?next=?a=1>, <mailto:u@example.com?subject=ü>"),
-        ("List-Post", "NO"),
-        ("References", " ".join(f"<{number}@example.com>" for number in range(50))),
-        ("List-Id", '"Angebote für Ann" <offers.example.com>'),
-        ("List-Id", "<offers.example.com>"),
-        ("Disposition-Notification-To", '"Müller, Zoë" <zoe@bücher.example>, bob@example.org'),
-        ("X-Campaign", "Grüße"),
-    ],
-)
-def test_a_value_that_can_be_written_in_ascii_is_accepted(name: str, value: str) -> None:
-    assert header_value_fault(name, value) is None
 
 
 EXE_FILES = (

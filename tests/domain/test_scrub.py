@@ -218,8 +218,6 @@ def test_text_that_repeats_the_email_is_removed(words: str, safe: str) -> None:
     [
         (Accepted("4Xk2", "250 2.0.0 Ok: queued as 4Xk2"), Accepted("4Xk2", "250 2.0.0 Ok: queued as 4Xk2")),
         (Accepted(None, "250 kim may read it"), Accepted(None, "250 <private> may read it")),
-        (Accepted(None, "250 ann.lee may read it"), Accepted(None, "250 <private> may read it")),
-        (Accepted(None, "250 Your Results of Tuesday"), Accepted(None, "250 <private>")),
         (Rejected(Reason.REFUSED, "ann.lee is gone", "550"), Rejected(Reason.REFUSED, "<private> is gone", "550")),
     ],
 )

@@ -185,15 +185,8 @@ def test_a_row_with_a_text_that_is_no_number_is_refused(to: str) -> None:
 US, UK = "+14155550100", "+447700900123"
 STOPS = (
     *("STOP", "stopall", "Unsubscribe", "CANCEL", "end", "quit", "OPTOUT", "Opt-Out", "opt\xa0out", "revoke", "Stop."),
-    *(
-        "  stop!!! ",
-        '"STOP"',
-        "\uff33\uff34\uff2f\uff30",
-        "STOP 🛑",
-        "🙏 stop please",
-        "Please STOP",
-        "STOP, thank you",
-    ),
+    *("  stop!!! ", '"STOP"', "\uff33\uff34\uff2f\uff30", "STOP 🛑", "🙏 stop please", "Please STOP"),
+    "STOP, thank you",
     *("stop all messages", "please stop texting me", "STOP 36180", "STOP STOP STOP", "opt out", "Stop! Who is this?"),
     *("STOP\n-- \nSent from my phone", "STOP. I never signed up for this."),
 )
@@ -218,15 +211,8 @@ STOPS_OF_COUNTRIES = {
     "+972501234567": ("הסר",),
 }
 OTHERS = (
-    *(
-        "",
-        "🛑",
-        "don't stop",
-        "please don\u2019t stop",
-        "please do not stop",
-        "please stop by at 5",
-        "Stop at the shop",
-    ),
+    *("", "🛑", "don't stop", "please don\u2019t stop", "please do not stop", "please stop by at 5"),
+    "Stop at the shop",
     *("cancel my appointment", "the end of the day", "I want this to stop being so late", "thank you", "nonstop"),
     *("Arrêt", "HELP", "Yes. See you at 5", "Yes please", "Start. At which time do we meet?", "start stop"),
 )

@@ -78,11 +78,7 @@ class ResendSecret:
 
 
 def resend_event(email_id: UUID | str | None, kind: str = "email.delivered", **more: Any) -> dict[str, Any]:
-    """An event of Resend.
-
-    Args:
-        more: Fields of `data`, such as `bounce={…}`.
-    """
+    """An event of Resend with further fields of `data`, such as `bounce={…}`."""
     data = {
         "created_at": "2026-11-23T11:59:58.894719+00:00",
         "email_id": "56761188-7520-42d8-8898-ff6fc54ce618",
@@ -95,11 +91,7 @@ def resend_event(email_id: UUID | str | None, kind: str = "email.delivered", **m
 
 
 def ses_event(email_id: UUID | str | None, kind: str = "Delivery", name: str = "eventType", **facts: Any) -> Any:
-    """A notice of SES.
-
-    Args:
-        facts: The fields of the notice, such as `bounce={…}`; `mail` is merged with the usual one.
-    """
+    """A notice of SES with these fields, such as `bounce={…}`; `mail` is merged with the usual one."""
     mail = {
         "timestamp": "2026-11-23T12:00:00.123Z",
         "messageId": "EXAMPLE7c191be45-e9aedb9a-02f9-4d12-a87d-dd0099a07f8a-000000",
@@ -117,13 +109,7 @@ def delivery(email_id: UUID | str) -> Any:
 
 @dataclass
 class Sns:
-    """Amazon SNS: signs messages, serves its certificate, and confirms subscriptions.
-
-    Attributes:
-        fetched: The URLs that were requested.
-        is_down: Whether requests get no response.
-        status: The status of responses.
-    """
+    """Amazon SNS: signs messages, serves its certificate, confirms subscriptions. `fetched`: the requested URLs."""
 
     fetched: list[str] = field(default_factory=list)
     is_down: bool = False
@@ -148,12 +134,7 @@ class Sns:
         return HttpResponse(self.status, {}, self.pem if url.endswith(".pem") else b"<ConfirmSubscriptionResponse/>")
 
     def message(self, text: Any, *, version: str = "2", **fields: Any) -> dict[str, Any]:
-        """A signed message.
-
-        Args:
-            text: What was published; an object becomes JSON.
-            fields: Change the message before it is signed. None removes a field.
-        """
+        """A signed message with this text, or with an object as JSON, and other `fields`; None removes a field."""
         given = {
             "Type": "Notification",
             "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",

@@ -29,7 +29,6 @@ NOT_YET: Final = {"yandex-no-such-user": "blocked ann"}
 
 
 def read(octets: bytes, *recipients: str) -> list[ProviderEvent]:
-    """The events in a message about an email to these recipients, or to Ann."""
     return events_of(octets, EMAIL_ID, recipients or (ANN,), NOW)
 
 

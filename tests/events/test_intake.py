@@ -215,28 +215,17 @@ async def test_an_event_waits_for_a_record_in_progress_and_then_changes_nothing(
 MakeEmail = Callable[[Scene], Awaitable[UUID]]
 
 
-def tried(then: Status, *providers: str, **changes: Any) -> MakeEmail:
-    """A function that makes an email with a recorded attempt for each provider, then changes its row."""
+def tried(then: Status | None, *providers: str, **changes: Any) -> MakeEmail:
+    """A function that makes an email with a recorded attempt for each provider, or without a status one that no worker
+    has leased; then changes its row."""
 
     async def make_tried(scene: Scene) -> UUID:
-        email_id = await scene.make(then, *providers)
+        email_id = await scene.make(then, *providers) if then else scene.books.enqueue_one()
         if changes:
             scene.books.change(email_id, **changes)
         return email_id
 
     return make_tried
-
-
-def untried(**changes: Any) -> MakeEmail:
-    """A function that makes an email that no worker has leased, then changes its row."""
-
-    async def make_untried(scene: Scene) -> UUID:
-        email_id = scene.books.enqueue_one()
-        if changes:
-            scene.books.change(email_id, **changes)
-        return email_id
-
-    return make_untried
 
 
 async def scheduled(scene: Scene) -> UUID:
@@ -266,8 +255,8 @@ async def sent_before_a_promotion(scene: Scene) -> UUID:
 
 
 IMPOSSIBLE: Final = [
-    untried(),
-    untried(status="cancelled", publish_due_at=None),
+    tried(None),
+    tried(None, status="cancelled", publish_due_at=None),
     scheduled,
     released,
     tried(Status.FAILED, "twilio", channel="sms"),

@@ -69,7 +69,6 @@ class Amazon:
 
 @pytest.fixture(scope="module")
 def clients() -> Iterator[tuple[Any, Any]]:
-    """Clients of SNS and SQS."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -84,7 +83,6 @@ def clients() -> Iterator[tuple[Any, Any]]:
 
 @pytest.fixture
 def amazon(clients: tuple[Any, Any]) -> Iterator[Amazon]:
-    """SNS and SQS without messages."""
     sns, sqs = clients
     with aws_environment(AWS_DEFAULT_REGION=REGION):
         topic = sns.create_topic(Name="ses-events")["TopicArn"]
@@ -96,7 +94,6 @@ def amazon(clients: tuple[Any, Any]) -> Iterator[Amazon]:
 
 
 def poller(amazon: Amazon, sink: EventSink) -> QueuePoller:
-    """A poller that does not wait for messages."""
     queue = Queue(amazon.queue_url, wait_seconds=0)
     return QueuePoller(queue, EventBatcher(sink), first_wait_seconds=0.001)
 

@@ -36,6 +36,7 @@ from tests.events.requests import (
 ID: Final = UUID("01938a7e-0000-7000-8000-000000000001")
 BOB: Final = "bob@example.org"
 HASHER: Final = AddressHasher(bytes(32))
+OLD, NEW, FOREIGN = ResendSecret(), ResendSecret(), ResendSecret()
 
 
 def words(parsed: ParsedEvents) -> str:
@@ -65,16 +66,13 @@ BODY: Final = (
 )
 
 
-def verify(keys: list[str], headers: dict[str, str], body: bytes, *, seconds: float = 0, now: float = 0) -> None:
-    """Verifies a request; `seconds` 0 allows any age."""
-    verifier = SendGridVerifier(keys, max_age_seconds=seconds, clock=lambda: now)
-    verifier.verify(verifier.check_headers(headers), body)
-
-
-def refusal(*arguments: Any, **named: Any) -> Refusal:
-    with pytest.raises(EventsRefused) as refused:
-        verify(*arguments, **named)
-    return refused.value.refusal
+def refusal(verifier: Any, headers: dict[str, str], body: bytes) -> Refusal | None:
+    """Why a request is refused; None if it is accepted."""
+    try:
+        verifier.verify(verifier.check_headers(headers), body)
+    except EventsRefused as refused:
+        return refused.refusal
+    return None
 
 
 @pytest.mark.parametrize(
@@ -87,35 +85,34 @@ def refusal(*arguments: Any, **named: Any) -> Refusal:
     ],
 )
 def test_sendgrids_own_example_verifies_only_unchanged(headers: dict[str, str], body: bytes) -> None:
-    verify([KEY], HEADERS, BODY)
+    verifier = SendGridVerifier([KEY], max_age_seconds=0)
 
-    assert refusal([KEY], headers, body) is Refusal.SIGNATURE
+    assert refusal(verifier, HEADERS, BODY) is None
+    assert refusal(verifier, headers, body) is Refusal.SIGNATURE
 
 
 def test_each_of_two_keys_of_sendgrid_verifies_during_a_rotation_and_a_third_does_not() -> None:
     old, new, foreign = SendGridKey(), SendGridKey(), SendGridKey()
-    keys = [old.public, new.public]
+    verifier = SendGridVerifier([old.public, new.public], max_age_seconds=0)
 
-    verify(keys, old.headers(b"[]"), b"[]")
-    verify(keys, new.headers(b"[]"), b"[]")
-    assert refusal(keys, foreign.headers(b"[]"), b"[]") is Refusal.SIGNATURE
+    found = [refusal(verifier, key.headers(b"[]"), b"[]") for key in (old, new, foreign)]
 
-
-@pytest.mark.parametrize(("age", "is_fresh"), [(0, True), (89_999, True), (90_001, False), (-599, True), (-601, False)])
-def test_a_signature_is_valid_for_a_time_and_a_little_ahead_of_our_clock(age: float, is_fresh: bool) -> None:
-    key = SendGridKey()
-    request = [key.public], key.headers(b"[]", timestamp=1_000_000), b"[]"
-
-    if is_fresh:
-        verify(*request, seconds=90_000, now=1_000_000 + age)
-    else:
-        assert refusal(*request, seconds=90_000, now=1_000_000 + age) is Refusal.STALE
+    assert found == [None, None, Refusal.SIGNATURE]
 
 
-@pytest.mark.parametrize("text", ["x", "AAAA", "-----BEGIN PUBLIC KEY-----", KEY[:-8], ","])
-def test_a_setting_that_is_not_a_public_key_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="DISPATCHER_SENDGRID_EVENTS_KEYS"):
-        load({"DISPATCHER_SENDGRID_EVENTS_KEYS": text})
+SETTINGS: Final = {
+    "SENDGRID_EVENTS_KEYS": ("x", "AAAA", "-----BEGIN PUBLIC KEY-----", KEY[:-8], ","),
+    "RESEND_EVENTS_SECRETS": ("x", "whsec_", "whsec_AAAA", OLD.text.removeprefix("whsec_"), f"{OLD.text},x", ","),
+    "SES_EVENTS_TOPICS": ("ses-events", "arn:aws:sqs:eu-west-1:123456789012:q", "arn:aws:sns:eu-west-1:12:t", ","),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_is_no_key_no_secret_or_no_topic_is_refused(name: str) -> None:
+    words = " .*Resend's webhooks" if name == "RESEND_EVENTS_SECRETS" else ""
+    for text in SETTINGS[name]:
+        with pytest.raises(ConfigurationError, match=f"DISPATCHER_{name}{words}"):
+            load({f"DISPATCHER_{name}": text})
 
 
 def test_a_key_that_is_not_on_the_curve_is_refused() -> None:
@@ -152,21 +149,6 @@ def test_every_kind_of_sendgrids_events_is_known(event: dict[str, Any], expected
     found = only(parsed)
     assert (found.email_id, found.provider, found.happened_at, found.recipient) == (ID, "sendgrid", AT, ANN)
     assert (words(parsed), found.code) == (f"{expected} ann", code)
-
-
-@pytest.mark.parametrize(
-    ("kind", "one", "two", "is_same"),
-    [
-        ("click", {"url": "https://a.example/"}, {"url": "https://b.example/"}, False),
-        ("delivered", {"sg_event_id": "a"}, {"sg_event_id": "b"}, True),  # a retry has a new id
-    ],
-)
-def test_clicks_of_one_second_differ_by_their_url_and_a_retry_is_the_same_event(
-    kind: str, one: dict[str, str], two: dict[str, str], *, is_same: bool
-) -> None:
-    first, second = sendgrid.parse(dumped([sendgrid_event(ID, kind, **each) for each in (one, two)])).events
-
-    assert (first.key(None) == second.key(None)) is is_same
 
 
 @pytest.mark.parametrize(
@@ -360,7 +342,6 @@ def test_the_test_message_of_ses_is_ignored_and_broken_json_is_counted(text: str
 
 
 # Resend's webhooks.
-OLD, NEW, FOREIGN = ResendSecret(), ResendSecret(), ResendSecret()
 SIGNED_AT: Final = 1_000_000
 EVENT: Final = dumped(resend_event(ID))
 OF_OLD: Final = OLD.headers(EVENT, SIGNED_AT)
@@ -370,18 +351,6 @@ OF_FOREIGN: Final = FOREIGN.headers(EVENT, SIGNED_AT)
 
 def with_signature(*signatures: str) -> dict[str, str]:
     return {**OF_OLD, resend.SIGNATURE_HEADER: " ".join(signatures)}
-
-
-def refusal_of_resend(
-    headers: dict[str, str], body: bytes = EVENT, *, seconds: float = 90_000, age: float = 0
-) -> Refusal | None:
-    """Why a request is refused by an API with two secrets; None if it is accepted."""
-    verifier = ResendVerifier([OLD.text, NEW.text], max_age_seconds=seconds, clock=lambda: SIGNED_AT + age)
-    try:
-        verifier.verify(verifier.check_headers(headers), body)
-    except EventsRefused as refused:
-        return refused.refusal
-    return None
 
 
 @pytest.mark.parametrize(
@@ -410,31 +379,38 @@ def refusal_of_resend(
 def test_only_an_unchanged_request_that_one_of_resends_secrets_signed_is_accepted(
     headers: dict[str, str], body: bytes, expected: Refusal | None
 ) -> None:
-    assert refusal_of_resend(headers, body) is expected
+    verifier = ResendVerifier([OLD.text, NEW.text], max_age_seconds=90_000, clock=lambda: SIGNED_AT)
+
+    assert refusal(verifier, headers, body) is expected
 
 
 @pytest.mark.parametrize(
-    ("seconds", "age", "is_fresh"),
+    ("source", "seconds", "age", "is_fresh"),
     [
-        (90_000, 299, True),
-        (90_000, 301, False),
-        (60, 61, False),
-        (90_000, -599, True),
-        (90_000, -601, False),
-        (0, 1e6, True),
+        *(("sendgrid", 90_000, *row) for row in ((0, True), (89_999, True), (90_001, False))),
+        *(("resend", 90_000, *row) for row in ((299, True), (301, False))),  # five minutes at most
+        *((source, 90_000, *row) for source in ("sendgrid", "resend") for row in ((-599, True), (-601, False))),
+        ("resend", 60, 61, False),
+        ("resend", 0, 1e6, True),
     ],
 )
-def test_a_signature_of_resend_is_valid_for_five_minutes_at_most(seconds: float, age: float, *, is_fresh: bool) -> None:
-    assert refusal_of_resend(OF_OLD, seconds=seconds, age=age) is (None if is_fresh else Refusal.STALE)
+def test_a_signature_is_valid_for_a_time_and_a_little_ahead_of_our_clock(
+    source: str, seconds: float, age: float, *, is_fresh: bool
+) -> None:
+    key, limits = SendGridKey(), {"max_age_seconds": seconds, "clock": lambda: SIGNED_AT + age}
+    verifier: Any = ResendVerifier([OLD.text], **limits)  # type: ignore[arg-type]
+    headers = OF_OLD
+    if source == "sendgrid":
+        verifier, headers = SendGridVerifier([key.public], **limits), key.headers(EVENT, SIGNED_AT)  # type: ignore[arg-type]
+
+    assert refusal(verifier, headers, EVENT) is (None if is_fresh else Refusal.STALE)
 
 
-def test_resends_secrets_may_be_separated_by_commas_or_lines_and_a_setting_that_is_none_is_refused() -> None:
-    for separator in (",", ", ", "\n"):
-        setting = {"DISPATCHER_RESEND_EVENTS_SECRETS": f"{OLD.text}{separator}{NEW.text}"}
-        assert load(setting).resend_events_secrets == (OLD.text, NEW.text)
-    for text in ("x", "whsec_", "whsec_AAAA", OLD.text.removeprefix("whsec_"), f"{OLD.text},x", ","):
-        with pytest.raises(ConfigurationError, match=r"DISPATCHER_RESEND_EVENTS_SECRETS .*Resend's webhooks"):
-            load({"DISPATCHER_RESEND_EVENTS_SECRETS": text})
+@pytest.mark.parametrize("separator", [",", ", ", "\n"])
+def test_resends_secrets_may_be_separated_by_commas_or_lines(separator: str) -> None:
+    setting = {"DISPATCHER_RESEND_EVENTS_SECRETS": f"{OLD.text}{separator}{NEW.text}"}
+
+    assert load(setting).resend_events_secrets == (OLD.text, NEW.text)
 
 
 def of_resend(kind: str, **more: Any) -> dict[str, Any]:
@@ -509,15 +485,6 @@ def test_an_event_of_resend_has_the_code_and_the_words_of_the_server_without_add
     assert (event.code, EventRow.of(event, HASHER).detail) == (code, detail)
 
 
-def test_a_repeated_event_of_resend_is_the_same_and_clicks_differ_by_their_link() -> None:
-    one, again, other = (
-        only(resend.parse(dumped(of_resend("clicked", click={"link": f"https://{host}.example/", "timestamp": "now"}))))
-        for host in ("a", "a", "b")
-    )
-
-    assert one.key(None) == again.key(None) != other.key(None)
-
-
 # Twilio. The example is in Twilio's documentation on security, and in the tests of its SDK.
 NUMBER: Final = "+4915112345678"
 TOKEN: Final = "12345"
@@ -534,7 +501,6 @@ SHA_256: Final = {twilio.SETTINGS_HEADER: "key=webhooks_sharedkey_1,algorithm=HM
 
 
 def signed(token: str = TOKEN, url: str = URL, *more: str) -> dict[str, str]:
-    """The header with a signature of FORM."""
     return {twilio.SIGNATURE_HEADER: sign(token, url, FORM, *more)}
 
 
@@ -618,12 +584,27 @@ def test_a_status_of_twilio_is_an_event_or_counted(email_id: str, status: str, c
     assert {each.email_id for each in parsed.events} <= {ID}
 
 
-def test_a_repeated_status_of_twilio_is_the_same_event() -> None:
-    form = {"MessageSid": "SM1", "MessageStatus": "delivered", "To": NUMBER}
+LINKS: Final = [{"link": f"https://{host}.example/", "timestamp": "now"} for host in "aab"]
+REPEATED: Final[dict[str, list[ParsedEvents]]] = {
+    "clicks of SendGrid": [sendgrid.parse(dumped(sendgrid_event(ID, "click", url=each["link"]))) for each in LINKS],
+    "clicks of Resend": [resend.parse(dumped(of_resend("clicked", click=each))) for each in LINKS],
+    "statuses of Twilio": [
+        twilio.parse_status(str(ID), {"MessageSid": sid, "MessageStatus": "delivered", "To": NUMBER}) for sid in "112"
+    ],
+}
 
-    first, second, third = (only(twilio.parse_status(str(ID), {**form, "MessageSid": sid})) for sid in ("1", "1", "2"))
 
-    assert first.key(b"1") == second.key(b"1") != third.key(b"1")
+@pytest.mark.parametrize("repeated", REPEATED)
+def test_a_repeated_event_is_the_same_and_events_of_one_second_about_another_link_or_sms_differ(repeated: str) -> None:
+    one, again, other = map(only, REPEATED[repeated])
+
+    assert one.key(b"1") == again.key(b"1") != other.key(b"1")
+
+
+def test_a_retry_of_sendgrid_is_the_same_event_although_it_has_a_new_id() -> None:
+    one, retry = (only(sendgrid.parse(dumped(sendgrid_event(ID, sg_event_id=each)))) for each in "ab")
+
+    assert one.key(None) == retry.key(None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -33,8 +33,6 @@ from tests.store.damage import disk_full
 from tests.store.results import result
 from tests.store.test_outgoing_events import add_webhook, announce, await_feed
 from tests.waiting import until
-
-DAY: Final = timedelta(days=1)
 
 
 @pytest.fixture
@@ -63,7 +61,6 @@ class Deliverer:
         self.delivery = WebhookDelivery("", context=context, now=lambda: self.now, **given)
 
     async def add(self, url: str = "", tenant: str | None = "shop", **more: Any) -> int:
-        """Adds a webhook; without a URL, to the receiver."""
         return await add_webhook(self.session, url or self.receiver.url, tenant, **more)
 
     def announce(self, count: int = 1, tenant: str = "shop") -> list[UUID]:
@@ -95,7 +92,6 @@ class Deliverer:
         return webhook
 
     def ids(self) -> list[UUID]:
-        """The ids of all events that were posted to the receiver."""
         return ids(self.receiver)
 
     def answers(self, status: int) -> None:
@@ -222,7 +218,7 @@ async def test_a_receiver_that_stays_down_is_disabled_after_27_hours_and_goes_on
         assert await monitor.round()
     assert 27 <= (monitor.now - began_at) / timedelta(hours=1) < 29
     assert (await monitor.one()).last_error == "the receiver answered 503"
-    monitor.now += DAY
+    monitor.now += timedelta(days=1)
     assert not await monitor.round()
     monitor.answers(204)
     monitor.receiver.posted.clear()

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from tests.providers.conftest import pytest_asyncio_loop_factories
 
-import uvloop
-
-
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Runs the tests in the dispatcher's event loop."""
-    return {"uvloop": uvloop.new_event_loop}
+__all__ = ["pytest_asyncio_loop_factories"]

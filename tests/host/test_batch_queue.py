@@ -14,8 +14,6 @@ FOR_EVER = 3600.0
 
 
 class Handled:
-    """Records handled batches, and runs the queue."""
-
     def __init__(self, linger_seconds: float) -> None:
         self.sizes: list[int] = []
         self.is_urgent = False

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import pytest
+
 from dispatcher.host.process_table import REASON_OCTETS, ProcessStatus, ProcessTable
 from tests.waiting import wait_until
 
 
-def test_other_processes_read_what_a_forked_child_writes() -> None:
-    process_table = ProcessTable(["worker", "relay"])
+@pytest.fixture
+def process_table() -> ProcessTable:
+    """The processes of a host, for any number of workers and one relay."""
+    return ProcessTable(["worker", "relay"])
+
+
+def test_other_processes_read_what_a_forked_child_writes(process_table: ProcessTable) -> None:
     process_slot = process_table.take_slot("relay", 0)
     process_slot.begin()
 
@@ -33,14 +40,11 @@ def test_other_processes_read_what_a_forked_child_writes() -> None:
     assert not process_slot.wants_successor
 
 
-def test_a_host_is_ready_if_every_process_is_up_and_otherwise_names_the_missing_ones() -> None:
-    process_table = ProcessTable(["worker", "relay"])
-    first, second, third, relay = (
-        process_table.take_slot("worker", 0),
-        process_table.take_slot("worker", 1),
-        process_table.take_slot("worker", 2),
-        process_table.take_slot("relay", 0),
-    )
+def test_a_host_is_ready_if_every_process_is_up_and_otherwise_names_the_missing_ones(
+    process_table: ProcessTable,
+) -> None:
+    first, second, third = (process_table.take_slot("worker", number) for number in range(3))
+    relay = process_table.take_slot("relay", 0)
     for number, process_slot in enumerate((first, second, relay)):
         process_slot.begin()
         process_slot.note_process(100 + number)
@@ -60,8 +64,7 @@ def test_a_host_is_ready_if_every_process_is_up_and_otherwise_names_the_missing_
     assert process_table.unready() == []
 
 
-def test_a_row_is_reset_for_the_next_process_and_counts_restarts() -> None:
-    process_table = ProcessTable(["worker"])
+def test_a_row_is_reset_for_the_next_process_and_counts_restarts(process_table: ProcessTable) -> None:
     process_slot = process_table.take_slot("worker", 0)
     process_slot.begin()
     process_slot.note_process(100)
@@ -83,8 +86,7 @@ def test_a_row_is_reset_for_the_next_process_and_counts_restarts() -> None:
     assert running.age_seconds is not None
 
 
-def test_a_reason_is_truncated_and_cleared_with_its_row() -> None:
-    process_table = ProcessTable(["worker"])
+def test_a_reason_is_truncated_and_cleared_with_its_row(process_table: ProcessTable) -> None:
     first, second = process_table.take_slot("worker", 0), process_table.take_slot("worker", 1)
     first.note_reason("ü" * 5000)
     second.note_reason("disk full")
@@ -95,17 +97,14 @@ def test_a_reason_is_truncated_and_cleared_with_its_row() -> None:
     assert process_table.take_slot("worker", 0).reason == ""
 
 
-def test_a_freed_row_is_reused() -> None:
-    process_table = ProcessTable(["worker"])
-
+def test_a_freed_row_is_reused(process_table: ProcessTable) -> None:
     for number in range(5000):
         process_table.take_slot("worker", number).free()
 
     assert process_table.statuses() == []
 
 
-def test_a_wait_is_measured_from_its_first_begin_until_its_end() -> None:
-    process_table = ProcessTable(["worker"])
+def test_a_wait_is_measured_from_its_first_begin_until_its_end(process_table: ProcessTable) -> None:
     process_slot = process_table.take_slot("worker", 0)
 
     def waits() -> tuple[float | None, float | None, float | None]:

@@ -35,9 +35,7 @@ class Failing:
         raise LookupError("ann@example.org")
 
 
-class CutOff:
-    times = 0
-
+class CutOff(Failing):
     async def run(self) -> None:
         self.times += 1
         await await_a_future_that_is_cancelled()

@@ -28,18 +28,10 @@ async def failing_page() -> WebResponse:
 
 @asynccontextmanager
 async def serving(
-    listener: Listener = LOOPBACK,
-    *,
-    request_seconds: float = 30.0,
-    retry_seconds: float = 0.02,
-    pages: Mapping[str, Page] = {},
+    listener: Listener = LOOPBACK, *, request_seconds: float = 30.0, pages: Mapping[str, Page] = {}
 ) -> AsyncIterator[WebServer]:
-    server = WebServer(
-        listener,
-        {"/page": page, "/failing": failing_page, **pages},
-        request_seconds=request_seconds,
-        retry_seconds=retry_seconds,
-    )
+    pages = {"/page": page, "/failing": failing_page, **pages}
+    server = WebServer(listener, pages, request_seconds=request_seconds, retry_seconds=0.02)
     running = asyncio.create_task(server.run())
     try:
         yield server

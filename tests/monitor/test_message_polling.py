@@ -28,7 +28,7 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.leases import LeaseStore
 from dispatcher.supervisor.monitor_process import _event_sources
-from tests.providers.twilio_place import ACCOUNT, TOKEN, TwilioPlace, twilio_place
+from tests.providers.http_places import ACCOUNT, TOKEN, TwilioPlace, twilio_place
 from tests.store.books import Books
 from tests.store.results import result
 

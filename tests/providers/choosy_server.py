@@ -34,14 +34,8 @@ class _Transaction:
 
 @dataclass
 class ChoosyServer:
-    """The server's rules and its ledger.
-
-    Attributes:
-        answer: Gets the number of the transaction. Returns the reply to the final dot; None to accept the email.
-        delivered: How often each recipient got each email, by email id and address.
-        groups: The number of reads with several commands.
-        transactions: The number of contents that arrived.
-    """
+    """The server's rules and its ledger. `answer` gets the number of the transaction; returns the reply to the final
+    dot, or None to accept the email. `groups`: the number of reads with several commands."""
 
     rule: Rule = lambda _recipient, _count: None
     answer: Callable[[int], str | None] = lambda _transaction: None
@@ -53,11 +47,9 @@ class ChoosyServer:
     transactions: int = 0
 
     def recipients(self, email_id: object) -> dict[str, int]:
-        """How often each recipient got this email."""
         return {address: times for (found, address), times in self.delivered.items() if found == str(email_id)}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talks to one client."""
         writer.write(b"220 choosy.test ESMTP\r\n")
         transaction = _Transaction()
         while data := await reader.read(65536):
@@ -104,13 +96,11 @@ class ChoosyServer:
 
 
 def at_most(most: int, reply: str = "452 4.5.3 Error: too many recipients") -> Rule:
-    """Refuses further recipients of a transaction that has `most` recipients."""
     return lambda _recipient, count: reply if count >= most else None
 
 
 @asynccontextmanager
 async def choosy_server(server: ChoosyServer) -> AsyncIterator[SmtpProvider]:
-    """Runs the server; yields an adapter that sends to it."""
     async with (
         listening(server.serve) as port,
         closing(SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))) as provider,

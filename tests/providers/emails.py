@@ -20,8 +20,6 @@ SOON_SECONDS = 0.3
 """A deadline in seconds that a test waits for, and that may pass at any point of the attempt."""
 LATER_SECONDS = 2.0
 """A deadline in seconds that a test waits for. Even a busy machine reaches the intended point before this deadline."""
-MANY_SECONDS = 120.0
-"""A deadline in seconds for hundreds of concurrent attempts, most of them waiting for a connection."""
 
 
 def outcome_text(outcome: Outcome | None) -> str:
@@ -33,13 +31,8 @@ def outcome_text(outcome: Outcome | None) -> str:
 
 
 class Sending(Attempt):
-    """One attempt, with a deadline in some seconds.
-
-    Attributes:
-        leave: Called at `mark_on_wire`.
-        admission: Called when the adapter has a connection; returns the new deadline.
-        left: How often the adapter called `mark_on_wire`, after its last call of `mark_not_sent`.
-    """
+    """One attempt. `leave` is called at `mark_on_wire`, and `admission` returns a new deadline once the adapter has a
+    connection. `left`: how often the adapter called `mark_on_wire`, after its last call of `mark_not_sent`."""
 
     def __init__(
         self,
@@ -68,12 +61,8 @@ class Sending(Attempt):
 async def send(
     provider: Provider, outgoing: OutgoingEmail, *, seconds: float = PATIENCE_SECONDS, leaves: bool = False
 ) -> Sending:
-    """Make one attempt, and assert that the attempt ends in time.
-
-    Args:
-        leaves: Whether the deadline must pass after `mark_on_wire`. If the deadline passes earlier, because the machine
-            is slow, the attempt is repeated with a later deadline.
-    """
+    """Make one attempt, and assert that it ends in time. If the email must leave before the deadline (`leaves`), but
+    the machine is too slow, the attempt is repeated with a later deadline."""
     sending = await _attempt(provider, outgoing, seconds)
     while leaves and not sending.left and seconds < PATIENCE_SECONDS:
         assert isinstance(sending.outcome, Deferred)

@@ -55,7 +55,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name of the case's test."""
         reply = self.act if isinstance(self.act, Reply) else None
         act = f"{reply.status} {reply.body!r} {dict(reply.headers)}" if reply else self.act
         words = f"{self.row[:30]} {act} {self.key or ''} {dict(self.options) or ''}".replace("x-amzn-ErrorType", "")
@@ -132,7 +131,6 @@ class HttpOutcomes:
 
     @pytest.fixture
     def debug_log(self) -> Iterator[None]:
-        """Sets our own log to DEBUG for the test."""
         log.configure("debug", "json", worker="test")
         yield
         structlog.reset_defaults()

@@ -22,7 +22,6 @@ C = TypeVar("C", bound=Closable)
 
 @asynccontextmanager
 async def closing(client: C) -> AsyncIterator[C]:
-    """Close an adapter or a transport after the block."""
     try:
         yield client
     finally:

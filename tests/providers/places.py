@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -45,11 +45,7 @@ def filled(message: EmailMessage, bodies: Sequence[tuple[str, str]], files: Sequ
 
 @dataclass(frozen=True, slots=True)
 class HttpPlace(Generic[P]):
-    """The adapter of an HTTP API, and the double to which it sends.
-
-    Attributes:
-        delivered: Makes the email, as recipients would get it, from a request.
-    """
+    """The adapter of an HTTP API, its double, and what makes the email from a request as recipients would get it."""
 
     provider: P
     double: HttpDouble
@@ -65,8 +61,6 @@ class HttpPlace(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class SmtpPlace:
-    """The smtp adapter and the sink to which it sends."""
-
     provider: SmtpProvider
     sink: SmtpSink
     quirks: ProviderQuirks = NO_QUIRKS
@@ -80,18 +74,13 @@ class SmtpPlace:
 
 @asynccontextmanager
 async def smtp_place(
-    folder: Path,
-    behaviour: SmtpBehaviour | None = None,
-    *,
-    connections: int = 8,
-    emails_per_connection: int = 100,
-    trusted_idle_seconds: float = 5.0,
+    folder: Path, behaviour: SmtpBehaviour | None = None, *, trusted_idle_seconds: float = 5.0, **own: int
 ) -> AsyncIterator[SmtpPlace]:
     """Run the smtp adapter without TLS, and a sink with this behaviour."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, "none")
-        own = SmtpSettings(url=server, connections=connections, emails_per_connection=emails_per_connection)
-        async with closing(SmtpProvider(own, trusted_idle_seconds=trusted_idle_seconds)) as provider:
+        settings = replace(SmtpSettings(url=server, connections=8, emails_per_connection=100), **own)  # type: ignore[arg-type]
+        async with closing(SmtpProvider(settings, trusted_idle_seconds=trusted_idle_seconds)) as provider:
             yield SmtpPlace(provider, sink)
 
 
@@ -110,7 +99,6 @@ async def printing(module: str, folder: Path, *arguments: str) -> AsyncIterator[
 
 @asynccontextmanager
 async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
-    """Run a sink in a separate process; yields the sink's port."""
     async with printing("dispatcher.dev.smtp_sink", folder, *arguments) as printed:
         yield printed["port"]
 
@@ -124,17 +112,16 @@ class CapturePlace:
     quirks: ProviderQuirks = NO_QUIRKS
 
     def contents(self) -> list[bytes]:
-        return [path.read_bytes() for path in sorted(self.folder.glob("new/*"), key=_nanoseconds)]
+        return [
+            file.read_bytes()
+            for file in sorted(self.folder.glob("new/*"), key=lambda file: int(file.name.split(".")[1]))
+        ]
 
     def times(self) -> Counter[str]:
         return Counter(path.name.partition(".")[0] for path in self.folder.glob("new/*"))
 
     def texts(self) -> list[str]:
         return [orjson.loads(content)["text"] for content in self.contents()]
-
-
-def _nanoseconds(path: Path) -> int:
-    return int(path.name.split(".")[1])
 
 
 @asynccontextmanager

@@ -33,23 +33,21 @@ SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
 REGION: Final = "eu-west-1"
 SES_QUIRKS: Final = ProviderQuirks(own_headers=frozenset({"Message-ID", "Date"}))
 SesPlace = HttpPlace[SesProvider]
+HIDDEN: Final = (
+    *("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"),
+)
 
 
 @contextmanager
 def aws_environment(**variables: str) -> Iterator[None]:
     """Set credentials for boto3 for the block, and hide this user's own AWS settings."""
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_EC2_METADATA_DISABLED": "true"}
+    files = dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), "/dev/null")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_MAX_ATTEMPTS"):
+        for name in (*HIDDEN, *map(str.lower, HIDDEN)):
             patch.delenv(name, raising=False)
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "AWS_RETRY_MODE"):
-            patch.delenv(name, raising=False)
-            patch.delenv(name.lower(), raising=False)
-        patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
-        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        for name, value in variables.items():
+        for name, value in {**keys, **files, **variables}.items():
             patch.setenv(name, value)
         yield
 
@@ -58,7 +56,6 @@ def aws_environment(**variables: str) -> Iterator[None]:
 async def ses_provider(
     url: str, *, environment: Mapping[str, str] | None = None, connections: int = 64, ca_file: Path | None = None
 ) -> AsyncIterator[SesProvider]:
-    """Create the ses adapter for this URL, with further AWS variables."""
     with aws_environment(**(environment or {})):
         own = SesSettings(region=REGION, endpoint_url=url, connections=connections)
         async with closing(SesProvider(own, ca_file=ca_file)) as provider:
@@ -79,12 +76,7 @@ async def ses_place(
 
 @dataclass
 class Ses:
-    """A server in place of SES that records the requests, and which credentials signed each of them.
-
-    Attributes:
-        ended: Requests with these credentials are refused.
-        code: The error code of the refusal.
-    """
+    """A server in place of SES that records requests and who signed them, and refuses credentials that have `ended`."""
 
     signers: list[str] = field(default_factory=list)
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
@@ -92,7 +84,6 @@ class Ses:
     code: str = "ExpiredToken"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer any number of requests."""
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             headers = dict(line.split(": ", 1) for line in head.rstrip().split("\r\n")[1:])
@@ -110,7 +101,6 @@ class Ses:
 
 @asynccontextmanager
 async def provider_for(ses: Ses, environment: Mapping[str, str] | None = None) -> AsyncIterator[SesProvider]:
-    """Run the server in place of SES; yields an adapter that sends to it."""
     async with (
         listening(ses.serve) as port,
         ses_provider(f"http://127.0.0.1:{port}", environment=environment) as provider,
@@ -119,7 +109,6 @@ async def provider_for(ses: Ses, environment: Mapping[str, str] | None = None) -
 
 
 async def accepted(provider: Provider) -> None:
-    """Send one email and assert that it is accepted."""
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 

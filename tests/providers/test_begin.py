@@ -15,7 +15,7 @@ from dispatcher.domain.outcome import Accepted, Outcome, Uncertain
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.providers.contract import PromptProvider, SendAgain
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, Sending, an_email
-from tests.providers.sendgrid_place import sendgrid_place
+from tests.providers.http_places import sendgrid_place
 from tests.providers.ses_place import Ses, accepted, provider_for, ses_place
 from tests.waiting import until
 
@@ -83,11 +83,16 @@ async def test_a_connection_that_breaks_before_the_answer_leaves_an_unknown_outc
     await accepted(place.provider)
 
 
-async def test_an_answer_after_the_deadline_leaves_an_unknown_outcome(place: Any) -> None:
+@pytest.mark.parametrize("closes", [False, True], ids=["deadline", "close"])
+async def test_without_an_answer_an_attempt_ends_at_the_deadline_or_with_its_adapter(place: Any, closes: bool) -> None:
     place.double.behaviour.latency_seconds = 2 * PATIENCE_SECONDS
-    begun = Begun(place.provider, SOON_SECONDS)
+    begun = Begun(place.provider, PATIENCE_SECONDS if closes else SOON_SECONDS)
+    if closes:
+        await place.provider.close()
 
-    assert await begun.end() == Uncertain("no response before the deadline")
+    end = await begun.end()
+
+    assert isinstance(end, Uncertain) if closes else end == Uncertain("no response before the deadline")
 
 
 async def test_a_lease_that_has_ended_stops_the_attempt_before_its_first_byte(place: Any) -> None:
@@ -99,15 +104,6 @@ async def test_a_lease_that_has_ended_stops_the_attempt_before_its_first_byte(pl
 
     await Begun(place.provider).end()
     assert place.times().total() == 2
-
-
-async def test_closing_the_adapter_ends_attempts_that_wait_for_their_answer(place: Any) -> None:
-    place.double.behaviour.latency_seconds = 2 * PATIENCE_SECONDS
-    begun = Begun(place.provider)
-
-    await place.provider.close()
-
-    assert isinstance(await begun.end(), Uncertain)
 
 
 async def test_ses_asks_for_another_attempt_if_aws_refuses_the_credentials() -> None:

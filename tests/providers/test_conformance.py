@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.config import BUILT_IN
-from dispatcher.dev.conformance import ChannelConformance, Conformance, ContentConformance, TextConformance
+from dispatcher.dev.conformance import ContentConformance, TextConformance
+from tests.providers.http_places import resend_place, sendgrid_place, twilio_place
 from tests.providers.places import capture_place, sms_capture_place, smtp_place
-from tests.providers.resend_place import resend_place
-from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place
-from tests.providers.twilio_place import twilio_place
 
 
 class TestSendGrid(ContentConformance, place=sendgrid_place): ...
@@ -36,10 +34,8 @@ class TestCapture(ContentConformance, place=capture_place): ...
 
 async def test_every_built_in_provider_is_tested(tmp_path_factory: pytest.TempPathFactory) -> None:
     names = []
-    kinds = (ChannelConformance, TextConformance, Conformance, ContentConformance)
-    for found in [each for kind in kinds for each in kind.__subclasses__()]:
-        if found.__test__ and found.__module__ == __name__:
-            async with found.open_place(tmp_path_factory.mktemp("place")) as opened:
-                names.append(opened.provider.name)
+    for found in [each for name, each in globals().items() if name.startswith("Test")]:
+        async with found.open_place(tmp_path_factory.mktemp("place")) as opened:
+            names.append(opened.provider.name)
 
     assert sorted(names) == list(BUILT_IN)

@@ -38,22 +38,13 @@ ACCEPTED: Final = b"HTTP/1.1 202 Accepted\r\nX-Message-Id: %s\r\nContent-Length:
 
 @pytest.fixture
 async def double(tmp_path: Path, authority: Authority) -> AsyncIterator[HttpDouble]:
-    """An HTTP double that uses TLS."""
     async with running_double(tmp_path, tls=authority.server) as running:
         yield running
 
 
 @pytest.fixture
 async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
-    """A transport that trusts the double's certificate."""
-    opened = HttpTransport(connections=8, ca_file=authority.ca_file)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def one(authority: Authority) -> AsyncIterator[HttpTransport]:
-    """Like `transport`, with at most one connection."""
+    """A transport with at most one connection, which trusts the double's certificate."""
     opened = HttpTransport(connections=1, ca_file=authority.ca_file)
     yield opened
     await opened.close()
@@ -71,7 +62,6 @@ class Call:
         self.end: HttpResponse | RequestNotSent | NoResponse | None = None
 
     async def run(self, seconds: float = PATIENCE) -> Call:
-        """Make the call."""
         attempt = Sending(seconds)
         overtime = Overtime(attempt.deadline)
         try:
@@ -92,7 +82,6 @@ class Call:
         return self
 
     def begin(self) -> asyncio.Future[HttpResponse | NoResponse] | None:
-        """Begin the call without a task."""
         return self._transport.begin(self._url, KEY, self._body, Sending(), lambda result: result)
 
     def response(self) -> HttpResponse:
@@ -125,11 +114,11 @@ class Call:
 )
 async def test_silence_after_the_body_was_sent_is_no_response_and_does_not_affect_the_next_call(
     act: Fault, words: str, status: int | None, whole: int, tls: bool,
-    authority: Authority, one: HttpTransport, tmp_path: Path,
+    authority: Authority, transport: HttpTransport, tmp_path: Path,
 ) -> None:  # fmt: skip
     async with running_double(tmp_path, Behaviour(act), tls=authority.server if tls else None) as double:
         seconds = {Fault.HANG: SOON, Fault.DRIP: SOON, Fault.DRIP_BODY: LATER}.get(act, PATIENCE)
-        call = await Call(one, double.url).run_past_mark_on_wire(seconds)
+        call = await Call(transport, double.url).run_past_mark_on_wire(seconds)
 
         assert isinstance(call.end, NoResponse)
         assert words in call.end.detail
@@ -137,7 +126,7 @@ async def test_silence_after_the_body_was_sent_is_no_response_and_does_not_affec
         await until(lambda: double.requests.total() == whole)  # the double may still read after the deadline
         assert double.begun.total() == 1
         double.behaviour = Behaviour()
-        (await Call(one, double.url, "second").run()).response()
+        (await Call(transport, double.url, "second").run()).response()
         assert double.requests["second"] == 1
 
 
@@ -211,7 +200,7 @@ async def test_a_server_without_tls_is_a_definite_failure(transport: HttpTranspo
 
 @pytest.mark.parametrize("step", ["mark_on_wire", "connection_acquired"])
 async def test_a_worker_can_refuse_before_the_first_byte_and_the_connection_is_free_again(
-    step: str, double: HttpDouble, one: HttpTransport
+    step: str, double: HttpDouble, transport: HttpTransport
 ) -> None:
     class TooLate(Exception):
         pass
@@ -221,10 +210,10 @@ async def test_a_worker_can_refuse_before_the_first_byte_and_the_connection_is_f
 
     attempt = Sending(leave=refuse) if step == "mark_on_wire" else Sending(admission=refuse)
     with pytest.raises(TooLate):
-        await one.post(f"{double.url}/v3/mail/send", KEY, b"{}", attempt)
+        await transport.post(f"{double.url}/v3/mail/send", KEY, b"{}", attempt)
 
     assert double.requests.total() == 0
-    (await Call(one, double.url).run()).response()
+    (await Call(transport, double.url).run()).response()
 
 
 async def test_the_deadline_restarts_when_a_connection_is_acquired() -> None:
@@ -243,16 +232,16 @@ async def test_the_deadline_restarts_when_a_connection_is_acquired() -> None:
 
 
 async def test_a_call_cancelled_in_the_queue_or_before_its_connection_opens_posts_nothing(
-    double: HttpDouble, one: HttpTransport
+    double: HttpDouble, transport: HttpTransport
 ) -> None:
-    tasks = [asyncio.create_task(Call(one, double.url, str(number)).run()) for number in range(2)]
+    tasks = [asyncio.create_task(Call(transport, double.url, str(number)).run()) for number in range(2)]
     for _ in range(2):
         await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
-    (await Call(one, double.url).run()).response()
+    (await Call(transport, double.url).run()).response()
     assert double.begun.total() == 1
 
 
@@ -284,20 +273,20 @@ async def test_a_response_ends_as_http_defines_and_an_incomplete_or_invalid_one_
 
 
 async def test_a_call_that_begins_without_a_task_takes_a_connection_until_it_ends(
-    double: HttpDouble, one: HttpTransport
+    double: HttpDouble, transport: HttpTransport
 ) -> None:
-    await Call(one, double.url, "first").run()
+    await Call(transport, double.url, "first").run()
     double.behaviour.fault = Fault.HANG
 
-    begun = Call(one, double.url, "begun").begin()
+    begun = Call(transport, double.url, "begun").begin()
 
     assert begun is not None
     with pytest.raises(NoFreeConnection):
-        await Call(one, double.url, "second").run(SOON)
+        await Call(transport, double.url, "second").run(SOON)
     double.behaviour.fault = None
     double.drop_connections()
     assert isinstance(await begun, NoResponse)
-    (await Call(one, double.url, "third").run()).response()
+    (await Call(transport, double.url, "third").run()).response()
 
 
 async def test_an_idle_connection_that_the_server_closed_causes_no_second_post(
@@ -317,7 +306,7 @@ async def test_an_idle_connection_that_the_server_closed_causes_no_second_post(
 
 
 async def test_an_idle_connection_is_replaced_if_the_loop_has_not_yet_read_that_the_server_closed_it(
-    one: HttpTransport,
+    transport: HttpTransport,
 ) -> None:
     may_close = threading.Event()
 
@@ -333,11 +322,11 @@ async def test_an_idle_connection_is_replaced_if_the_loop_has_not_yet_read_that_
         listener.settimeout(PATIENCE)
         serving = asyncio.create_task(asyncio.to_thread(serve, listener))
         url = _url_of(listener, "http")
-        (await Call(one, url).run()).response()
+        (await Call(transport, url).run()).response()
         may_close.set()
-        wait_until(lambda: not one.idle[0].is_reusable)  # the loop reads nothing meanwhile
+        wait_until(lambda: not transport.idle[0].is_reusable)  # the loop reads nothing meanwhile
 
-        (await Call(one, url).run()).response()
+        (await Call(transport, url).run()).response()
         await serving
 
 
@@ -347,7 +336,6 @@ def _url_of(listening: socket.socket, scheme: str = "https") -> str:
 
 @contextmanager
 def _never_accepting() -> Iterator[socket.socket]:
-    """A listening socket whose connections no program ever accepts."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(8)
@@ -370,7 +358,8 @@ def test_a_closed_connection_is_freed_without_the_garbage_collector(
                 await call.run()
                 call.end = None  # an exception keeps its frames, and they keep the connection
             await transport.close()
-            await until(lambda: not _alive())
+            ours = (HttpConnection, Tls, httptools.HttpResponseParser)
+            await until(lambda: not any(type(each) in ours for each in gc.get_objects()))
 
     gc.collect()
     gc.disable()
@@ -378,10 +367,6 @@ def test_a_closed_connection_is_freed_without_the_garbage_collector(
         uvloop.run(use_and_end())
     finally:
         gc.enable()
-
-
-def _alive() -> list[object]:
-    return [each for each in gc.get_objects() if type(each) in (HttpConnection, Tls, httptools.HttpResponseParser)]
 
 
 HINTS: Final = b"HTTP/1.1 103 Early Hints\r\nX-Message-Id: hint\r\nLink: </a>\r\n\r\n"
@@ -472,7 +457,7 @@ BODY: Final = b"x" * 60_000
     ids=["several records", "until the end of TLS", "without the end of TLS"],
 )
 async def test_a_response_is_complete_however_it_arrives_unless_it_may_be_cut_off(
-    answer: bytes, body: bytes | None, version: str, authority: Authority, one: HttpTransport
+    answer: bytes, body: bytes | None, version: str, authority: Authority, transport: HttpTransport
 ) -> None:
     tls = authority.server if version == "TLS 1.3" else authority.server_of_tls_1_2
 
@@ -486,7 +471,7 @@ async def test_a_response_is_complete_however_it_arrives_unless_it_may_be_cut_of
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE)
         serving = asyncio.create_task(asyncio.to_thread(serve, listener))
-        end = (await Call(one, _url_of(listener)).run()).end
+        end = (await Call(transport, _url_of(listener)).run()).end
         await serving
 
     assert isinstance(end, NoResponse if body is None else HttpResponse)

@@ -70,19 +70,19 @@ CODE: Final = """
 """
 
 
-def install(folder: Path, *, name: str = "journal", code: str = CODE) -> None:
+def install(folder: Path, *, name: str = "journal", code: str = CODE, provides: str = "") -> None:
     """Write the package into a folder for sys.path."""
     info = folder / f"email_dispatcher_{name}-1.0.dist-info"
     info.mkdir(parents=True)
     module = f"email_dispatcher_{name}"
     (folder / f"{module}.py").write_text(dedent(code))
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: email-dispatcher-{name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[email_dispatcher.providers]\n{name} = {module}:JournalProvider\n")
+    entry = f"{provides or name} = {module}:JournalProvider"
+    (info / "entry_points.txt").write_text(f"[email_dispatcher.providers]\n{entry}\n")
 
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Clear the cache of found packages before and after the test."""
     monkeypatch.syspath_prepend(tmp_path)
     declared = list(Meter.declared)
     _forget()
@@ -193,22 +193,15 @@ def test_a_package_with_the_name_of_a_built_in_provider_is_refused_and_doctor_wa
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
     install(tmp_path)
-    other = tmp_path / "email_dispatcher_other-2.0.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: email-dispatcher-other\nVersion: 2.0\n")
-    (other / "entry_points.txt").write_text("[email_dispatcher.providers]\njournal = x:Y\n")
+    install(tmp_path, name="other", provides="journal")
 
-    assert "which several packages provide: email-dispatcher-journal 1.0, email-dispatcher-other 2.0" in mistake()
+    assert "which several packages provide: email-dispatcher-journal 1.0, email-dispatcher-other 1.0" in mistake()
 
 
 def test_the_command_line_shows_the_provider_and_masks_its_secret(tmp_path: Path) -> None:
     install(tmp_path)
-    environment = {
-        "DISPATCHER_JOURNAL_FILE": "/tmp/log",
-        "DISPATCHER_JOURNAL_TOKEN": "t0ken",
-        "PYTHONPATH": str(tmp_path),
-    }
-    commandline = CommandLine(tmp_path, NAMED | environment)
+    own = {"DISPATCHER_JOURNAL_FILE": "/tmp/log", "DISPATCHER_JOURNAL_TOKEN": "t0ken"}
+    commandline = CommandLine(tmp_path, NAMED | own | {"PYTHONPATH": str(tmp_path)})
 
     shown = {line["variable"]: line["value"] for line in commandline("config", "--json").json["settings"]}
     assert (shown["DISPATCHER_JOURNAL_FILE"], shown["DISPATCHER_JOURNAL_TOKEN"]) == ("/tmp/log", "***")
@@ -241,8 +234,6 @@ def a_line(**changes: Any) -> OutgoingEmail:
 
 @dataclass
 class LogPlace:
-    """The adapter and its folder."""
-
     provider: Provider
     folder: Path
 
@@ -250,11 +241,9 @@ class LogPlace:
         return [orjson.loads(line) for path in self.folder.glob("*.log") for line in path.read_bytes().splitlines()]
 
     def times(self) -> Counter[str]:
-        """How often each line was written."""
         return Counter(line["id"] for line in self._lines())
 
     def texts(self) -> list[str]:
-        """The texts, in order."""
         return [line["text"] for line in self._lines()]
 
 

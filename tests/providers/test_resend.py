@@ -13,7 +13,7 @@ from dispatcher.providers.resend import KEY_SECONDS, ResendProvider
 from dispatcher.providers.resend.request import body_of
 from tests.providers.emails import an_email, send
 from tests.providers.http_outcomes import EMAIL_PARTS, FAULT, Case, HttpOutcomes
-from tests.providers.resend_place import KEY, resend_place
+from tests.providers.http_places import RESEND_KEY, resend_place
 
 
 def invalid(status: int, message: str) -> Reply:
@@ -72,7 +72,7 @@ TABLE: Final = [
 
 class TestOutcomes(HttpOutcomes):
     section, table, place = "Resend", TABLE, staticmethod(resend_place)
-    secrets = (KEY, *EMAIL_PARTS)
+    secrets = (RESEND_KEY, *EMAIL_PARTS)
     message_id = r"[0-9a-f-]{36}"
     resets = True
     refused = (
@@ -82,7 +82,7 @@ class TestOutcomes(HttpOutcomes):
         ({"attachments": (OutgoingAttachment("a.txt", "text/plain", b""),)}, "invalid_content", ""),
     )
     checks = (
-        (Behaviour(key=KEY), "Resend accepts the API key; emails are delivered."),
+        (Behaviour(key=RESEND_KEY), "Resend accepts the API key; emails are delivered."),
         (Behaviour(key="re_other"), "Check RESEND_API_KEY"),
     )
 

@@ -30,7 +30,7 @@ from dispatcher.providers.sendgrid.responses import outcome_of
 from dispatcher.transport.http_response import HttpResponse
 from tests.providers.emails import an_email
 from tests.providers.http_outcomes import EMAIL_PARTS, FAULT, Case, HttpOutcomes
-from tests.providers.sendgrid_place import KEY, sendgrid_place
+from tests.providers.http_places import SENDGRID_KEY, sendgrid_place
 
 UNVERIFIED: Final = (
     "The from address does not match a verified Sender Identity. Mail cannot be sent until this error is resolved."
@@ -98,7 +98,7 @@ TABLE: Final = [
 
 class TestOutcomes(HttpOutcomes):
     section, table, place = "SendGrid", TABLE, staticmethod(sendgrid_place)
-    secrets = (KEY, *EMAIL_PARTS)
+    secrets = (SENDGRID_KEY, *EMAIL_PARTS)
     message_id = r"\S{22}"
     resets = True
     refused = (
@@ -114,7 +114,7 @@ class TestOutcomes(HttpOutcomes):
         ({"to": ("a@-.example",)}, "rejected_recipient", ""),
     )
     checks = (
-        (Behaviour(key=KEY), "SendGrid accepts the API key, and the key may send; emails are delivered."),
+        (Behaviour(key=SENDGRID_KEY), "SendGrid accepts the API key, and the key may send; emails are delivered."),
         (Behaviour(key="SG.another"), "Check SENDGRID_API_KEY"),
         (Behaviour(Reply(200, {"scopes": ["user.profile.read"]})), "Give the key the scope mail.send"),
         (Behaviour(Reply(200, b"<html>")), "Give the key the scope mail.send"),
@@ -162,7 +162,7 @@ async def test_python_sendgrids_own_client_logs_nothing(tmp_path: Path, caplog: 
     our process may use it."""
     caplog.set_level(logging.DEBUG)
     async with sendgrid_place(tmp_path) as place:
-        client = SendGridAPIClient(KEY, place.double.url)
+        client = SendGridAPIClient(SENDGRID_KEY, place.double.url)
         email = {"personalizations": [{"to": [{"email": "ann@example.com"}]}]}
         answer = await asyncio.to_thread(client.send, email)
 
@@ -267,8 +267,6 @@ _ADDRESS = st.builds(
     st.sampled_from(["a", "b", "bücher", "例え"]),
 )
 _MAILBOX = st.one_of(_ADDRESS, st.builds('"{}" <{}>'.format, _WORDS, _ADDRESS))
-
-
 _LONG_WORDS = st.sampled_from((("Grüße und Küsse " * 12).strip(), "word " * 30 + "end"))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -305,12 +303,3 @@ async def test_emails_use_no_threads(tmp_path: Path) -> None:
         await asyncio.gather(*sendings)
 
     assert {name for name in threads if not name.startswith("asyncio")} <= {"aws-credentials"}
-
-
-def test_boto3_is_imported_only_if_ses_is_configured() -> None:
-    program = (
-        "import sys, dispatcher.cli.main, dispatcher.providers.registry, dispatcher.worker.process\n"
-        "assert not {'boto3', 'botocore', 'urllib3'} & set(sys.modules)"
-    )
-
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -25,7 +25,6 @@ PROXY = {"HTTPS_PROXY": "http://proxy.example.com:3128"}
 def endpoint(
     environment: Mapping[str, str] | None = None, region: str | None = REGION, url: str | None = None
 ) -> Endpoint:
-    """The endpoint in this environment."""
     with aws_environment(**(environment or {})):
         return endpoint_of(new_session(), region, url)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import boto3.session
 import pytest
@@ -11,14 +10,13 @@ from moto.backends import get_backend
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.server import ThreadedMotoServer
 
-from dispatcher.domain.outcome import Accepted, Rejected
+from dispatcher.domain.outcome import Rejected
 from dispatcher.domain.outgoing import OutgoingAttachment
-from dispatcher.providers.ses import SesProvider
 from tests.providers.emails import an_email, parsed, send
 from tests.providers.ses_place import REGION, aws_environment, ses_provider
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def moto_url() -> Iterator[str]:
     """The URL of moto's server, which has one verified sender."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -33,51 +31,23 @@ def moto_url() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture
-async def provider(moto_url: str) -> AsyncIterator[SesProvider]:
-    """An adapter that sends to moto."""
-    async with ses_provider(moto_url) as opened:
-        yield opened
-
-
-def arrived(message_id: str | None) -> Any:
-    """moto's record of a message."""
-    messages = get_backend("ses")[DEFAULT_ACCOUNT_ID][REGION].sent_messages
-    (message,) = [message for message in messages if message.id == message_id]
-    return message
-
-
-async def test_simple_content_arrives(provider: SesProvider) -> None:
-    sending = await send(provider, an_email(html="<p>Thänk you", cc=("bob@example.com",), bcc=("eve@example.com",)))
-
-    assert isinstance(sending.outcome, Accepted)
-    message = arrived(sending.outcome.provider_message_id)
-    assert (message.source, message.subject, message.body) == ("Shop <shop@example.org>", "Your order", "<p>Thänk you")
-    assert message.destinations == {
-        "ToAddresses": ["ann@example.com"],
-        "CcAddresses": ["bob@example.com"],
-        "BccAddresses": ["eve@example.com"],
-    }
-
-
-async def test_raw_content_arrives(provider: SesProvider) -> None:
+async def test_simple_and_raw_content_arrive_and_an_unverified_sender_is_refused(moto_url: str) -> None:
     file = OutgoingAttachment("Rechnung für März.pdf", "application/pdf", bytes(range(256)) * 100)
+    raw = {"headers": {"X-A": "Grüße"}, "attachments": (file,)}
+    emails = [an_email(bcc=("eve@example.com",), html="<p>Thänk you", **more) for more in ({}, raw)]
+    async with ses_provider(moto_url) as provider:
+        outcomes = [(await send(provider, each)).outcome for each in (*emails, an_email(sender="a@example.net"))]
 
-    sending = await send(provider, an_email(bcc=("eve@example.com",), headers={"X-A": "Grüße"}, attachments=(file,)))
-
-    assert isinstance(sending.outcome, Accepted)
-    message = arrived(sending.outcome.provider_message_id)
-    assert message.source == "shop@example.org"
-    # moto adds the recipients that it finds in the headers.
-    assert set(message.destinations) == {"ann@example.com", "eve@example.com"}
-    content = parsed(message.raw_data.encode())
+    sent = {each.id: each for each in get_backend("ses")[DEFAULT_ACCOUNT_ID][REGION].sent_messages}
+    simple, mime = (sent[getattr(each, "provider_message_id", "")] for each in outcomes[:2])
+    assert (simple.source, simple.subject, simple.body) == ("Shop <shop@example.org>", "Your order", "<p>Thänk you")
+    assert simple.destinations == {"ToAddresses": ["ann@example.com"], "BccAddresses": ["eve@example.com"]}
+    assert mime.source == "shop@example.org"
+    assert set(mime.destinations) == {"ann@example.com", "eve@example.com"}  # moto adds those of the headers
+    content = parsed(mime.raw_data.encode())
     assert content["X-A"] == "Grüße"
     assert [part.get_payload(decode=True) for part in content.iter_attachments()] == [file.content]
-
-
-async def test_moto_refuses_the_same(provider: SesProvider) -> None:
-    sending = await send(provider, an_email(sender="somebody@example.net"))
-
-    assert isinstance(sending.outcome, Rejected)
-    assert sending.outcome.code == "MessageRejected"
-    assert "@" not in (sending.outcome.detail or "")
+    refused = outcomes[2]
+    assert isinstance(refused, Rejected)
+    assert refused.code == "MessageRejected"
+    assert "@" not in (refused.detail or "")

@@ -1,25 +1,36 @@
-"""The body of SendEmail fits botocore's API model, and has exactly the octets that botocore's serializer writes."""
+"""The body of SendEmail fits botocore's API model, and has exactly the octets that botocore's serializer writes. Our
+Signature Version 4 equals botocore's signatures, and arrives at the server."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import copy
+import hashlib
 import json
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import Any, Final
 
 import botocore.session
 import orjson
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import ReadOnlyCredentials
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
 
-from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outcome import Accepted, Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses.request import MAX_HEADERS, Parameters, bulk_entry_of, request_for
-from dispatcher.transport.body import PIECE_OCTETS, Body
+from dispatcher.providers.ses.signing import Signer
+from dispatcher.transport.body import PIECE_OCTETS, Base64Content, Body, sha256_of
 from dispatcher.transport.mime import render
 from dispatcher.transport.mime_headers import UnrenderableEmail
-from tests.providers.emails import an_email
+from tests.providers.emails import an_email, send
+from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, Ses, provider_for
 
 LONG_TYPE = OutgoingAttachment("a", f"application/{'x' * 70}", b"")
 MODEL = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")
@@ -51,11 +62,36 @@ def with_blobs(document: Parameters) -> Parameters:
     return parameters
 
 
-def test_a_plain_email_is_simple_content_without_empty_fields() -> None:
-    request = document_of(text=None, html="<p>Hi")
+FILE_FIELDS = {
+    "FileName": "a.pdf",
+    "ContentType": "application/pdf",
+    "RawContent": base64.b64encode(b"%PDF").decode(),
+    "ContentDisposition": "ATTACHMENT",
+    "ContentTransferEncoding": "BASE64",
+}
+TEMPLATE = {"template_id": "welcome", "text": None}
 
-    assert set(request["Content"]["Simple"]["Body"]) == {"Html"}
+
+@pytest.mark.parametrize(
+    ("changes", "path", "expected"),
+    [
+        ({"text": None, "html": "<p>Hi"}, "Content Simple Body", {"Html": {"Data": "<p>Hi", "Charset": "UTF-8"}}),
+        ({"to": (), "bcc": ("eve@example.com",)}, "Destination", {"BccAddresses": ["eve@example.com"]}),
+        (
+            {**TEMPLATE, "template_data": {"name": "Zoë", "items": [1, 2]}, "subject": ""},
+            "Content Template",
+            {"TemplateName": "welcome", "TemplateData": '{"items":[1,2],"name":"Zoë"}'},
+        ),
+        ({**TEMPLATE, "headers": {"X-A": "b"}}, "Content Template Headers", [{"Name": "X-A", "Value": "b"}]),
+        ({**TEMPLATE, "attachments": (FILE,)}, "Content Template Attachments", [FILE_FIELDS]),
+    ],
+    ids=["simple", "no recipients", "template", "headers of a template", "files of a template"],
+)
+def test_each_form_has_its_own_fields_and_no_empty_ones(changes: dict[str, Any], path: str, expected: object) -> None:
+    request = document_of(**changes)
+
     assert set(request) == {"FromEmailAddress", "Destination", "Content", "EmailTags"}
+    assert reduce(lambda part, name: part[name], path.split(), request) == expected
 
 
 def test_names_that_are_not_ascii_are_encoded_words_on_one_line() -> None:
@@ -93,35 +129,6 @@ def test_an_email_that_does_not_fit_simple_is_raw(changes: dict[str, Any]) -> No
         "BccAddresses": ["eve@example.com"],
     }
     assert "ReplyToAddresses" not in request
-
-
-def test_fields_without_recipients_are_left_out() -> None:
-    assert document_of(to=(), bcc=("eve@example.com",))["Destination"] == {"BccAddresses": ["eve@example.com"]}
-
-
-def test_a_template_gets_its_data() -> None:
-    request = document_of(template_id="welcome", template_data={"name": "Zoë", "items": [1, 2]}, text=None, subject="")
-
-    template = request["Content"]["Template"]
-    assert set(template) == {"TemplateName", "TemplateData"}
-    assert template["TemplateName"] == "welcome"
-    assert json.loads(template["TemplateData"]) == {"name": "Zoë", "items": [1, 2]}
-
-
-def test_headers_and_files_of_a_template_use_the_apis_fields() -> None:
-    request = document_of(template_id="welcome", text=None, headers={"X-Campaign": "spring"}, attachments=(FILE,))
-
-    template = request["Content"]["Template"]
-    assert template["Headers"] == [{"Name": "X-Campaign", "Value": "spring"}]
-    assert template["Attachments"] == [
-        {
-            "FileName": "a.pdf",
-            "ContentType": "application/pdf",
-            "ContentDisposition": "ATTACHMENT",
-            "ContentTransferEncoding": "BASE64",
-            "RawContent": base64.b64encode(b"%PDF").decode(),
-        }
-    ]
 
 
 @pytest.mark.parametrize("name", ["Bcc ", " X-SES-A", "X-A:", "X-A\r\nBcc", "X-\u017fES-A", ""])
@@ -195,3 +202,79 @@ def test_every_form_refuses_what_mime_or_the_api_refuses(reason: Reason, changes
         document_of(**changes)
 
     assert refusal.value.reason is reason
+
+
+# Signatures.
+URL: Final = "https://email.eu-west-1.amazonaws.com/v2/email/outbound-emails"
+LARGE_FILE: Final = OutgoingAttachment("a.pdf", "application/pdf", bytes(300_000))
+HEADERS: Final = {"Content-Type": "application/json", "Host": "email.eu-west-1.amazonaws.com", "User-Agent": "x"}
+
+
+@pytest.mark.parametrize("token", [None, "a/session+token=="])
+def test_botocores_signer_gives_the_same_signatures_on_every_day(
+    token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derived key is cached only for the same day and the same credentials."""
+    body = b'{"Content":{}}'
+    now = [""]
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: datetime.fromisoformat(now[0]))
+    for key in ("one", "two"):
+        credentials = ReadOnlyCredentials("AKIDEXAMPLE", key, token, None)
+        signer = Signer(credentials, "ses", REGION, HEADERS, lambda: datetime.fromisoformat(f"{now[0]}Z").timestamp())
+        for instant in ("2026-11-22T23:59:59", "2026-11-23T00:00:00", "2026-11-23T00:00:01", "2026-11-22T23:59:59"):
+            now[0] = instant
+            theirs = AWSRequest("POST", URL, HEADERS, body)
+            SigV4Auth(credentials, "ses", REGION).add_auth(theirs)
+
+            assert signer.sign("POST", URL, hashlib.sha256(body).hexdigest()) == dict(theirs.headers.items())
+
+
+def test_a_botocore_that_signs_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SigV4Auth, "canonical_request", lambda *_: "POST\n/\n20261123T000000Z\ndigest")
+    signer = Signer(ReadOnlyCredentials("AKIDEXAMPLE", "secret", None, None), "ses", REGION, HEADERS)
+
+    with pytest.raises(ProviderFault, match="botocore"):
+        signer.sign("POST", URL, hashlib.sha256(b"").hexdigest())
+
+
+async def test_a_large_bodys_digest_does_not_block_the_loop() -> None:
+    body = Body((b"{", Base64Content(bytes(range(256)) * 4000), b"}"))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    digest = await sha256_of(body)
+    counting.cancel()
+
+    assert digest == hashlib.sha256(bytes(body)).hexdigest()
+    assert turns > 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "token"),
+    [({}, "a/session+token=="), ({"attachments": (LARGE_FILE,)}, None)],
+    ids=["small, with a token", "large, without a token"],
+)
+async def test_requests_arrive_with_botocores_signature(
+    changes: dict[str, Any], token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ses = Ses()
+    async with provider_for(ses, {"AWS_SESSION_TOKEN": token} if token else None) as provider:
+        sending = await send(provider, an_email(**changes))
+
+    assert isinstance(sending.outcome, Accepted)
+    ((headers, body),) = ses.requests
+    theirs = AWSRequest("POST", f"http://{headers['Host']}/v2/email/outbound-emails", data=body)
+    for name in ("Content-Type", "Host"):
+        theirs.headers[name] = headers[name]
+    signed_at = datetime.strptime(headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: signed_at)
+    SigV4Auth(ReadOnlyCredentials(ACCESS_KEY, SECRET_KEY, token, None), "ses", REGION).add_auth(theirs)
+    assert abs(datetime.now(UTC) - signed_at) < timedelta(minutes=1)
+    assert headers["Authorization"] == theirs.headers["Authorization"]
+    assert headers.get("X-Amz-Security-Token") == token

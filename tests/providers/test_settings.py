@@ -15,8 +15,8 @@ from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.registry import check_provider, max_connections, open_provider
 from dispatcher.providers.sendgrid import SendGridSettings
 from dispatcher.providers.ses import SesSettings
+from tests.providers.http_places import ACCOUNT, TOKEN
 from tests.providers.ses_place import REGION, aws_environment
-from tests.providers.twilio_place import ACCOUNT, TOKEN
 
 SECRET: Final = "the-secret-of-at-least-32-characters"
 BOUNCES: Final = {"SMTP_BOUNCE_ADDRESS": "bounces@example.net", "SMTP_BOUNCE_KEYS": SECRET}
@@ -158,13 +158,9 @@ async def test_an_adapter_opens_without_connections_and_threads_and_refuses_a_fi
 ) -> None:
     """The parent opens each adapter to check the settings, and forks afterwards."""
     (tmp_path / "ca.pem").write_text("no certificate")
-    keys = {
-        "SENDGRID_API_KEY": SECRET,
-        "RESEND_API_KEY": SECRET,
-        "AWS_REGION": REGION,
-        "SMTP_URL": "smtps://127.0.0.1:1",
-    }
-    settings = load(named({**TWILIO, "TWILIO_SENDER": "+4915112345678", **keys}))
+    keys = dict.fromkeys(("SENDGRID_API_KEY", "RESEND_API_KEY"), SECRET)
+    others = {"AWS_REGION": REGION, "SMTP_URL": "smtps://127.0.0.1:1", "TWILIO_SENDER": "+4915112345678"}
+    settings = load(named({**TWILIO, **keys, **others}))
     threads = _threads()  # includes threads of earlier tests, which may end during this test
     with aws_environment():
         provider = open_provider(name, settings)

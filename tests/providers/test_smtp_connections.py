@@ -74,12 +74,17 @@ async def test_a_server_that_complains_about_connections_gets_fewer(step: Step, 
         assert len(place.sink.sessions) == 2
 
 
-async def test_a_connection_is_reused_and_replaced_after_its_limit_of_emails(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, connections=1, emails_per_connection=10) as place:
+@pytest.mark.parametrize(("idle_seconds", "probes"), [(5.0, 0), (0.0, 18)], ids=["trusted", "probed"])
+async def test_a_connection_is_reused_probed_after_it_was_idle_and_replaced_after_its_limit_of_emails(
+    idle_seconds: float, probes: int, tmp_path: Path
+) -> None:
+    async with smtp_place(
+        tmp_path, connections=1, emails_per_connection=10, trusted_idle_seconds=idle_seconds
+    ) as place:
         for _ in range(21):
             await send(place.provider, an_email())
 
-        assert (place.sink.connections, place.sink.commands["EHLO"]) == (3, 3)
+        assert (place.sink.connections, place.sink.commands["EHLO"], place.sink.commands["RSET"]) == (3, 3, probes)
         await until(lambda: place.sink.commands["QUIT"] == 2)
 
 
@@ -99,14 +104,11 @@ async def test_a_dead_idle_connection_is_replaced_within_the_attempt(used: SmtpP
     assert (sending.left, used.sink.connections, used.sink.ledger().delivered) == (1, 2, 2)
 
 
-IDLE = "421 4.4.2 idle for too long"
-
-
 @pytest.mark.parametrize(
     ("step", "what", "outcome", "connections", "arrived"),
     [
         # A dead idle connection is replaced only once.
-        *((step, IDLE, "deferred server_error", 2, 0) for step in (Step.MAIL, Step.RCPT, Step.DATA)),
+        *((step, "421 4.4.2 idle", "deferred server_error", 2, 0) for step in (Step.MAIL, Step.RCPT, Step.DATA)),
         *((step, SmtpFault.CLOSE, "deferred connection_failed", 2, 0) for step in (Step.MAIL, Step.RCPT, Step.DATA)),
         # A connection that hangs after a reply is awaited until the deadline.
         *((step, SmtpFault.HANG, "deferred timeout_before_send", 1, 0) for step in (Step.RCPT, Step.DATA)),
@@ -255,14 +257,6 @@ def test_ehlo_has_our_host_name_or_our_ip_address(
     monkeypatch.setattr("socket.gethostname", lambda: host)
 
     assert default_ehlo_name(address) == name
-
-
-async def test_a_connection_that_was_idle_for_long_is_probed(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, connections=1, trusted_idle_seconds=0.0) as place:
-        await send(place.provider, an_email())
-        await send(place.provider, an_email())
-
-        assert place.sink.commands["RSET"] == 1
 
 
 async def test_closing_sends_quit(tmp_path: Path) -> None:

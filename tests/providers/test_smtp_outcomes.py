@@ -23,12 +23,8 @@ LARGE: Final = "A line of a long letter.\n" * 40_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to cause the situation of a row of the table in docs/providers.md.
-
-    Attributes:
-        arrived: How often the email is in the server's ledger.
-        left: Whether the adapter calls `mark_on_wire`.
-    """
+    """One way to cause the situation of a row of the table in docs/providers.md; whether the email `left`, how often it
+    arrived."""
 
     script: dict[Step, str] = field(default_factory=dict)
     arrived: int = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.domain.outcome import Accepted, Deferred, PartialDelivery
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery
+from dispatcher.domain.outgoing import OutgoingEmail
 from tests.providers.choosy_server import ChoosyServer, choosy_server
 from tests.providers.emails import an_email, parsed, send
 
@@ -14,6 +15,11 @@ ANN, BOB, CEM = "ann@example.com", "bob@example.com", "cem@example.net"
 def refuse(*replies: tuple[str, str]) -> ChoosyServer:
     by_address = dict(replies)
     return ChoosyServer(rule=lambda recipient, _count: by_address.get(recipient))
+
+
+async def sent(server: ChoosyServer, *emails: OutgoingEmail) -> list[Outcome | None]:
+    async with choosy_server(server) as provider:
+        return [(await send(provider, email)).outcome for email in emails]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +42,7 @@ async def test_a_recipient_that_is_refused_for_now_needs_a_further_attempt(
 ) -> None:
     server = refuse((CEM, reply))
     email = an_email(to=(ANN, BOB), cc=(CEM,))
-    async with choosy_server(server) as provider:
-        outcome = (await send(provider, email)).outcome
+    (outcome,) = await sent(server, email)
 
     assert isinstance(outcome, Deferred)
     if follows_at_once is None:  # the server closes the connection: nobody got the email
@@ -52,8 +57,7 @@ async def test_a_recipient_that_is_refused_for_now_needs_a_further_attempt(
 async def test_a_recipient_that_is_refused_for_good_needs_no_further_attempt_at_any_of_its_positions() -> None:
     server = refuse((CEM, "452 4.5.3 too many recipients"), (BOB, "550 5.1.1 no such user"))
     email = an_email(to=(ANN, BOB, CEM), cc=(f"Ann <{ANN.replace('example', 'EXAMPLE')}>", BOB), bcc=(CEM,))
-    async with choosy_server(server) as provider:
-        outcome = (await send(provider, email)).outcome
+    (outcome,) = await sent(server, email)
 
     assert isinstance(outcome, Deferred)
     assert outcome.partial == PartialDelivery({1: None, 4: None, 2: "550 5.1.1", 5: "550 5.1.1"})
@@ -75,8 +79,7 @@ PIPELINING_FAULTS = {
 async def test_a_server_that_announces_pipelining_wrongly_gets_one_command_at_a_time(fault: str) -> None:
     server = ChoosyServer(group_fault=PIPELINING_FAULTS[fault])
     emails = [an_email(to=(ANN, BOB)) for _ in range(3)]
-    async with choosy_server(server) as provider:
-        outcomes = [(await send(provider, email)).outcome for email in emails]
+    outcomes = await sent(server, *emails)
 
     assert all(isinstance(outcome, Accepted) for outcome in outcomes), outcomes
     assert [server.recipients(email.email_id) for email in emails] == [{ANN: 1, BOB: 1}] * 3
@@ -97,8 +100,7 @@ async def test_an_address_that_the_server_does_not_support_does_not_stop_the_oth
 ) -> None:
     server = ChoosyServer()
     email = an_email(**fields)
-    async with choosy_server(server) as provider:
-        outcome = (await send(provider, email)).outcome
+    (outcome,) = await sent(server, email)
 
     assert server.recipients(email.email_id) == delivered
     (content,) = server.contents
@@ -117,8 +119,7 @@ async def test_an_address_that_the_server_does_not_support_does_not_stop_the_oth
 async def test_a_later_transaction_names_all_recipients_in_its_headers() -> None:
     server = ChoosyServer()
     email = an_email(to=(BOB,), shown=((ANN, BOB), (CEM,)))
-    async with choosy_server(server) as provider:
-        await send(provider, email)
+    await sent(server, email)
 
     assert server.recipients(email.email_id) == {BOB: 1}
     message = parsed(server.contents[0])

@@ -124,12 +124,8 @@ def test_refusals_of_all_recipients_give_one_outcome() -> None:
     assert all_gone == Rejected(
         Reason.REJECTED_RECIPIENT, "refused recipients: 1 (550 5.1.1), 2 (552 5.2.2); no", "550 5.1.1"
     )
-    assert one_later == Deferred(
-        Reason.RECIPIENT_DEFERRED,
-        "refused recipients: 1 (550 5.1.1), 2 (451 4.7.1); later",
-        "451 4.7.1",
-        known_concern=Concern.EITHER,
-    )
+    words = "refused recipients: 1 (550 5.1.1), 2 (451 4.7.1); later"
+    assert one_later == Deferred(Reason.RECIPIENT_DEFERRED, words, "451 4.7.1", known_concern=Concern.EITHER)
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,6 @@ SILENT = "127.0.0.2"
 
 @dataclass
 class RecordingHandler:
-    """A handler for aiosmtpd that records the emails."""
-
     envelopes: list[Envelope] = field(default_factory=list)
 
     async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802

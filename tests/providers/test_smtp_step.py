@@ -133,5 +133,4 @@ async def test_an_invalid_size_sets_no_limit(size: str) -> None:
 
 
 def is_definite_server_failure(outcome: Outcome | None) -> bool:
-    """Whether the outcome is a definite failure that concerns the server."""
     return isinstance(outcome, Deferred) and outcome.reason is Reason.SERVER_ERROR

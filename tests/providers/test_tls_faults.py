@@ -40,7 +40,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
 
 
 def context_of(kind: str, certificate: dict[str, Any], ciphers: str, ca: trustme.CA) -> ssl.SSLContext:
-    """The server's side of TLS for a case."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     host = "elsewhere.example" if kind == "another host" else "127.0.0.1"
     issuer = trustme.CA() if kind == "unknown authority" else ca

@@ -15,10 +15,9 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.provider_text import without_echo
 from dispatcher.providers.twilio import form_of
 from tests.providers.http_outcomes import FAULT, Case, HttpOutcomes
-from tests.providers.twilio_place import CALLBACK, TOKEN, twilio_place
+from tests.providers.http_places import CALLBACK, TOKEN, twilio_place
 
 NUMBER: Final = "+4915112345678"
-SECRETS: Final = (TOKEN, NUMBER, NUMBER[1:], "Your code", "1234.")
 
 
 def refused(code: int, words: str = "no", status: int = 400) -> Reply:
@@ -74,7 +73,7 @@ TABLE: Final = [
 
 class TestOutcomes(HttpOutcomes):
     section, table, place, message = "Twilio", TABLE, staticmethod(twilio_place), staticmethod(a_text)
-    secrets = SECRETS
+    secrets = (TOKEN, NUMBER, NUMBER[1:], "Your code", "1234.")
     message_id = r"SM[0-9a-f]{32}"
     resets = False
     refused = (

@@ -39,7 +39,6 @@ class World:
         return DomainStore(self.pool, worker=worker)
 
     def gates(self, *limits: DomainLimit, worker: str = "w0", most_waiting: int = 100) -> DomainGates:
-        """The gates of a worker that has read these ceilings."""
         gates = DomainGates(self.store(worker), most_waiting=most_waiting)
         gates.update({limit.domain: limit for limit in limits})
         return gates
@@ -78,7 +77,6 @@ class Sender:
         return True
 
     async def keep_sending(self, worker: DomainGates, count: int, seconds: float) -> None:
-        """Sends emails one after the other, each as often as needed."""
         for _ in range(count):
             await until_answer(lambda: self.send(worker, seconds))
 

@@ -195,9 +195,6 @@ class Bucket(ProviderStore):
         return answer
 
     def take(self, emails: int, ceiling: float = CEILING) -> list[float]:
-        """Takes tokens for this number of emails through a rate limit; returns the times of the rate limit's
-        queries."""
-
         async def take() -> None:
             limit = RateLimit(self, "smtp", ceiling)
             for _ in range(emails):

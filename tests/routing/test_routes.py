@@ -47,15 +47,12 @@ class Scene:
     def __init__(self, names: str = "abc", **capabilities: Capabilities) -> None:
         self.now = 1000.0
         self.providers = [ScriptedProvider(name, capabilities.get(name, ANYTHING)) for name in names]
-        self.by_name = {each.name: Route(each, self._breaker()) for each in self.providers}
+        breakers = (CircuitBreaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0) for _ in names)
+        self.by_name = {one.name: Route(one, breaker) for one, breaker in zip(self.providers, breakers, strict=True)}
         self.routes = Routes(list(self.by_name.values()), jitter=lambda: 1.0)
-
-    def _breaker(self) -> CircuitBreaker:
-        return CircuitBreaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
 
     @staticmethod
     def email() -> OutgoingEmail:
-        """An email to a unique domain."""
         return an_email(email_id=(number := uuid4()), to=(f"ann@{number.hex}.example",))
 
     def hear(self, name: str, outcome: Outcome, times: int = 1, *, is_already_counted: bool = False) -> list[Blame]:
@@ -77,7 +74,6 @@ class Scene:
         return route.name if route else None
 
     def delay_seconds(self, *unable: str) -> float:
-        """Seconds until a templated email is due again."""
         return self.routes.delay_seconds(self.routes.capable(TEMPLATED, unable))
 
     def half_open(self, name: str) -> None:
@@ -94,9 +90,12 @@ class Scene:
         return self.by_name[name].breaker.state
 
 
-def test_the_first_provider_that_did_not_refuse_is_chosen() -> None:
-    scene = Scene()
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
 
+
+def test_the_first_provider_that_did_not_refuse_is_chosen(scene: Scene) -> None:
     assert scene.limits() == ("a", None, 0.0, None)
     assert [scene.chosen("a"), scene.chosen("a", "b"), scene.chosen("a", "b", "c")] == ["b", "c", None]
 
@@ -114,9 +113,7 @@ def test_a_provider_that_an_operator_paused_is_skipped_until_the_operator_resume
 
 
 @pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))
-def test_a_provider_that_fails_or_throttles_is_skipped(reason: Reason) -> None:
-    scene = Scene()
-
+def test_a_provider_that_fails_or_throttles_is_skipped(scene: Scene, reason: Reason) -> None:
     scene.hear("a", Deferred(reason), FAILURES_IN_A_ROW)
     assert scene.chosen() == "b"
     scene.hear("b", THROTTLED)  # one with a time is enough
@@ -127,9 +124,7 @@ def test_a_provider_that_fails_or_throttles_is_skipped(reason: Reason) -> None:
 @pytest.mark.parametrize(
     ("asked", "state"), [(LONGEST_OPEN_SECONDS, BreakerState.CLOSED), (600.0, BreakerState.PAUSED)]
 )
-def test_a_provider_that_names_a_time_is_not_tried_before_it(asked: float, state: BreakerState) -> None:
-    scene = Scene()
-
+def test_a_provider_that_names_a_time_is_not_tried_before_it(scene: Scene, asked: float, state: BreakerState) -> None:
     scene.hear("a", Deferred(Reason.SERVER_ERROR, "maintenance", "503", asked))
 
     assert scene.state("a") is state
@@ -146,10 +141,8 @@ def test_a_provider_that_names_a_time_is_not_tried_before_it(asked: float, state
     ],
 )
 def test_a_provider_that_opens_no_connection_is_soon_paused_and_no_email_is_at_fault(
-    reason: Reason, failures: int
+    scene: Scene, reason: Reason, failures: int
 ) -> None:
-    scene = Scene()
-
     blames = scene.hear("a", Deferred(reason, known_concern=Concern.PROVIDER), failures)
 
     assert blames == [Blame.UNKNOWN] * (failures - 1) + [Blame.PROVIDER]
@@ -165,10 +158,8 @@ def test_a_provider_that_opens_no_connection_is_soon_paused_and_no_email_is_at_f
     ],
 )
 def test_the_reason_of_a_pause_has_the_servers_words_unless_they_are_about_an_email(
-    refusal: Deferred, reason: str
+    scene: Scene, refusal: Deferred, reason: str
 ) -> None:
-    scene = Scene()
-
     scene.hear("a", refusal, FAILURES_IN_A_ROW)
 
     assert scene.by_name["a"].breaker.reason == reason
@@ -184,8 +175,9 @@ def test_the_reason_of_a_pause_has_the_servers_words_unless_they_are_about_an_em
     ],
     ids=["accepted", "rejected", "deferred", "uncertain"],
 )
-def test_an_answer_about_an_email_shows_that_the_provider_works(outcome: Outcome, state: BreakerState) -> None:
-    scene = Scene()
+def test_an_answer_about_an_email_shows_that_the_provider_works(
+    scene: Scene, outcome: Outcome, state: BreakerState
+) -> None:
     scene.half_open("a")
 
     scene.hear("a", outcome)
@@ -198,8 +190,7 @@ def test_an_answer_about_an_email_shows_that_the_provider_works(outcome: Outcome
     [Rejected(Reason.INVALID_CONTENT, "our own rendering"), Deferred(Reason.INTERNAL_ERROR)],
     ids=["rejected", "deferred"],
 )
-def test_a_refusal_by_the_adapter_says_nothing_about_the_provider(outcome: Outcome) -> None:
-    scene = Scene()
+def test_a_refusal_by_the_adapter_says_nothing_about_the_provider(scene: Scene, outcome: Outcome) -> None:
     scene.hear("b", FAILED, FAILURES_IN_A_ROW - 1)
     scene.half_open("a")
 
@@ -211,8 +202,7 @@ def test_a_refusal_by_the_adapter_says_nothing_about_the_provider(outcome: Outco
     assert scene.state("b") is BreakerState.OPEN
 
 
-def test_without_an_available_provider_nothing_is_leased_until_the_first_may_be_probed() -> None:
-    scene = Scene()
+def test_without_an_available_provider_nothing_is_leased_until_the_first_may_be_probed(scene: Scene) -> None:
     scene.fault("a")
     scene.hear("b", THROTTLED)
     assert scene.limits() == ("c", None, 0.0, FIRST_OPEN_SECONDS), "there is no limit while one breaker is closed"
@@ -224,8 +214,7 @@ def test_without_an_available_provider_nothing_is_leased_until_the_first_may_be_
     assert scene.limits() == ("a", 1, 0.0, 90.0 - FIRST_OPEN_SECONDS)
 
 
-def test_a_failed_bulk_call_counts_once_but_a_missing_answer_counts_for_each_email() -> None:
-    scene = Scene()
+def test_a_failed_bulk_call_counts_once_but_a_missing_answer_counts_for_each_email(scene: Scene) -> None:
     rest = FAILURES_IN_A_ROW * 10
 
     for outcome, blame in ((Deferred(Reason.SERVER_ERROR), Blame.EMAIL), (FAILED, Blame.UNKNOWN)):
@@ -237,8 +226,7 @@ def test_a_failed_bulk_call_counts_once_but_a_missing_answer_counts_for_each_ema
     assert scene.state("a") is BreakerState.OPEN
 
 
-def test_a_probe_in_a_bulk_call_allows_another() -> None:
-    scene = Scene()
+def test_a_probe_in_a_bulk_call_allows_another(scene: Scene) -> None:
     scene.half_open("a")
     route = scene.by_name["a"]
     first, second = route.breaker.begin(), route.breaker.begin()

@@ -48,7 +48,6 @@ class ParentStarter:
 
 @pytest.fixture
 def starter(tmp_path: Path) -> Iterator[ParentStarter]:
-    """Starts this test's parents."""
     opened = ParentStarter(tmp_path)
     yield opened
     for program in opened.programs:

@@ -206,7 +206,6 @@ def role(text: str, folder: Path) -> Role:
 
 
 def load_roles(folder: Path, first: list[str]) -> list[Role]:
-    """The roles from the arguments, or from the file if it exists."""
     path = folder / "roles"
     texts = path.read_text().split() if path.exists() else first
     if not texts:
@@ -215,7 +214,6 @@ def load_roles(folder: Path, first: list[str]) -> list[Role]:
 
 
 def forking(failures: int) -> Callable[[], int]:
-    """A fork function whose first `failures` calls fail."""
     fork, calls = os.fork, itertools.count()
 
     def fork_or_fail() -> int:

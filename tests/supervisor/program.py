@@ -105,7 +105,6 @@ class Program:
         return self._log_path.read_text(errors="replace")
 
     def events(self, name: str, **fields: object) -> list[Event]:
-        """The events so far with this name and these fields, oldest first."""
         with self._log_path.open("rb") as log:
             log.seek(self._read_octets)
             whole, found, _unfinished = log.read().rpartition(b"\n")
@@ -175,7 +174,6 @@ class Program:
             raise AssertionError(self._account(f"the program did not exit within {seconds:g} s")) from None
 
     def await_all_ended(self, seconds: float = DEADLINE_SECONDS) -> None:
-        """Wait until every process of the session has ended."""
         eventually(lambda: not self.members(), lambda: self._account(f"the exit of {self.members()}"), seconds=seconds)
 
     def destroy(self) -> None:

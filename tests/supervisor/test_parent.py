@@ -15,8 +15,6 @@ from dispatcher.supervisor.parent import REPEATED_SECONDS
 from tests.supervisor.conftest import ParentStarter, stop
 from tests.supervisor.program import DEADLINE_SECONDS, eventually
 
-STORM_PARENTS = 20
-
 
 def test_all_roles_start_and_a_drain_ends_the_relay_last_even_if_the_starter_blocked_signals(
     starter: ParentStarter, tmp_path: Path
@@ -132,7 +130,7 @@ def test_an_unwritable_log_ends_no_process(starter: ParentStarter) -> None:
 
 
 def test_a_stop_works_whatever_the_parent_is_doing(starter: ParentStarter) -> None:
-    for _ in range(STORM_PARENTS):
+    for _ in range(20):
         parent = starter.start("eager-a=exit:0", "eager-b=exit:0", "eager-c=exit:0", "listens=signal", "relay=signal")
         parent.await_events("process.started")  # at a different moment each time, because this is polled
 

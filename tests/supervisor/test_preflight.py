@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,12 +90,7 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
         "import resource; from dispatcher.supervisor.preflight import raise_file_limit; "
         "raise_file_limit(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    lower = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    ended = subprocess.run([sys.executable, "-c", script], preexec_fn=lower, capture_output=True, text=True, check=True)
 
     assert ended.stdout.split() == [str(hard), str(hard)]

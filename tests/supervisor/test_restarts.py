@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher.supervisor.supervised import LONGEST_WAIT_SECONDS, STEADY_SECONDS, Restarts
 from tests.supervisor.conftest import ParentStarter, stop
-from tests.supervisor.program import Event, eventually, processes
+from tests.supervisor.program import eventually, processes
 
 CLOCK_SECONDS: Final = 0.02
 """The largest difference that a test allows between the log's clock, which may be set, and the monotonic clock that
@@ -58,7 +58,8 @@ def test_an_ended_process_is_restarted_and_others_are_left_alone(starter: Parent
 
     announced = [event["retry_in_seconds"] for event in parent.events("process.exited", role="exit:3")[:4]]
     # The test measures from one start to the next, because the log reports an exit only after the wait has begun.
-    waited = [seconds_between(*both) for both in pairwise(parent.events("process.started", role="exit:3")[:5])]
+    starts = [datetime.fromisoformat(event["timestamp"]) for event in parent.events("process.started", role="exit:3")]
+    waited = [(later - earlier).total_seconds() for earlier, later in pairwise(starts[:5])]
     assert announced == [0.0, 0.1, 0.2, 0.4]
     # A busy machine may make the wait longer.
     assert all(real > said - CLOCK_SECONDS for said, real in zip(announced, waited, strict=True)), waited
@@ -161,10 +162,6 @@ def test_a_suspended_host_kills_no_process(starter: ParentStarter) -> None:
     parent.send_to(stopped, signal.SIGSTOP)
     parent.await_events("process.hung", pid=stopped)
     assert [event["role"] for event in parent.events("process.hung")] == ["b"]
-
-
-def seconds_between(earlier: Event, later: Event) -> float:
-    return (datetime.fromisoformat(later["timestamp"]) - datetime.fromisoformat(earlier["timestamp"])).total_seconds()
 
 
 def descriptors(pid: int) -> int:

@@ -12,7 +12,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
-from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
+from tests.providers.http_places import SendGridPlace, sendgrid_place
 from tests.store.books import Books
 from tests.worker.bench import Bench
 

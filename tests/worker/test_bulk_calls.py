@@ -17,7 +17,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, Provider
 from dispatcher.worker.bulk_calls import with_bulk_calls
-from tests.providers.sendgrid_place import SendGridPlace
+from tests.providers.http_places import SendGridPlace
 from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_and_never_answer, never_leave

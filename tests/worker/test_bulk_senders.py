@@ -21,7 +21,7 @@ from dispatcher.providers.ses.responses import BY_ENTRY
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import LeaseExpired
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, Sending, an_email
-from tests.providers.sendgrid_place import SendGridPlace
+from tests.providers.http_places import SendGridPlace
 from tests.providers.ses_place import SesPlace, ses_place
 
 CULPRIT = "customer-37@example.com"

@@ -21,8 +21,8 @@ from dispatcher.worker.attempts import LedgerAttempt
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from dispatcher.worker.contents import MemoryBudget, NoMemory
 from dispatcher.worker.in_flight_email import InFlightEmail
+from tests.providers.http_places import sendgrid_place
 from tests.providers.places import smtp_place
-from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place
 from tests.waiting import until
 from tests.worker.bench import Bench
