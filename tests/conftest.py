@@ -206,7 +206,6 @@ def database_url(own_database_url: str) -> str:
 
 @pytest.fixture
 def empty_database_url(servers: Servers) -> Iterator[str]:
-    """An empty database for this test."""
     name = f"test_{secrets.token_hex(6)}"
     _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
     yield _named(servers.database_url, name)
@@ -223,7 +222,6 @@ def closed_port() -> Iterator[int]:
 
 @pytest.fixture
 def connection(database_url: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
-    """A connection to this test's database, in autocommit."""
     if "tables_url" in request.fixturenames and database_url == request.getfixturevalue("tables_url"):
         yield request.getfixturevalue("tables_session")
     else:

@@ -18,17 +18,7 @@ import psycopg
 import pytest
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import (
-    Action,
-    Change,
-    Mistakes,
-    Reach,
-    Refused,
-    example,
-    field,
-    path_of,
-    read,
-)
+from dispatcher.actions.action import Action, Change, Mistakes, Reach, Refused, example, field, path_of, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import ListDead
 from dispatcher.actions.held import ListHeld

@@ -39,7 +39,6 @@ def over(driver: str, url: str) -> str:
 
 @pytest.fixture
 def engine(tables_url: str) -> Iterator[sqlalchemy.Engine]:
-    """An SQLAlchemy engine that uses psycopg."""
     made = sqlalchemy.create_engine(over("psycopg", tables_url))
     yield made
     made.dispose()
@@ -47,7 +46,6 @@ def engine(tables_url: str) -> Iterator[sqlalchemy.Engine]:
 
 @pytest.fixture
 async def async_engine(tables_url: str) -> AsyncIterator[AsyncEngine]:
-    """An asynchronous SQLAlchemy engine that uses psycopg."""
     made = create_async_engine(over("psycopg", tables_url))
     yield made
     await made.dispose()
@@ -72,7 +70,6 @@ def django(tables_url: str) -> Iterator[Any]:
 
 
 def keys(books: Books) -> list[str]:
-    """The message keys of the stored emails."""
     return [row["message_key"] for row in books.rows()]
 
 

@@ -30,7 +30,6 @@ def setup() -> configparser.ConfigParser:
 
 
 def packages(pattern: str, *prefix: str) -> set[str]:
-    """The packages whose folders contain files like this."""
     return {".".join((*prefix, *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob(pattern)}
 
 

@@ -70,7 +70,6 @@ STEPS = re.split(r"^\d\. ", RESTORED, flags=re.MULTILINE)[1:]
 
 
 def statement(text: str, verb: str) -> bytes:
-    """The only statement of a text that begins with this verb."""
     statements = [block["text"].strip() for block in FENCED.finditer(text) if block["language"] == "sql"]
     (found,) = [each for each in statements if each.startswith(verb)]
     return found.encode()
@@ -121,7 +120,6 @@ def sent(commandline: CommandLine) -> set[UUID]:
 
 
 async def purge(servers: Servers, queue: str) -> None:
-    """Purges a queue, like `rabbitmqctl purge_queue`."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         channel = await connection.open_channel()
         await channel.call(channel.raw.queue_purge, queue=queue)

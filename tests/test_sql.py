@@ -54,7 +54,6 @@ def called_name(call: ast.Call) -> str | None:
 
 
 def texts(call: ast.Call) -> set[str]:
-    """The literal texts among the arguments of a call."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     chosen = [each for one in given for each in ([one.body, one.orelse] if isinstance(one, ast.IfExp) else [one])]
     return {each.value for each in chosen if isinstance(each, ast.Constant) and isinstance(each.value, str)}

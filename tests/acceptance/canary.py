@@ -84,7 +84,6 @@ def _forms(canary: str) -> Iterator[bytes]:
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """The content of every file below a folder, by path."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -144,7 +143,6 @@ def request(listener: str, method: str, path: str, body: bytes = b"", **headers:
 
 
 def ask_everything(listener: str) -> bytes:
-    """Sends all invalid requests; returns all responses."""
     good, other = orjson.dumps(GOOD), orjson.dumps({**GOOD, "subject": NAME})
     batch = orjson.dumps({"emails": [*_BAD]})
     answers = [

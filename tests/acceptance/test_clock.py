@@ -25,7 +25,6 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The environment of processes that use this clock."""
         return {
             "LD_PRELOAD": _library(),
             "FAKETIME_TIMESTAMP_FILE": self.file,

@@ -54,7 +54,6 @@ def lasting(stoppable: StoppableServers) -> Topology:
 
 @pytest.fixture
 def host(tmp_path: Path, stoppable: StoppableServers, lasting: Topology) -> Iterator[Host]:
-    """A host on the stoppable servers, with a separate database and empty queues."""
     with new_host(tmp_path, stoppable.servers, lasting) as opened:
         for queue in lasting.queues:
             opened.rabbit.purge(queue)
@@ -63,7 +62,6 @@ def host(tmp_path: Path, stoppable: StoppableServers, lasting: Topology) -> Iter
 
 
 def assert_sent(host: Host, run: Program, ids: set[UUID]) -> None:
-    """Wait until the run has finished these emails, and stop it. Assert that all were sent."""
     books = host.await_finished(ids, seconds=120)
     stop(run)
     books.assert_balanced()

@@ -37,8 +37,6 @@ TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 class Running:
-    """The shared host, its run, and all emails so far."""
-
     def __init__(self, host: Host, sink: Sink, run: Program) -> None:
         self.host, self.sink, self.run = host, sink, run
         self.ids: set[UUID] = set()

@@ -94,7 +94,6 @@ class Api:
         return Answer(response.status, received, bytes(await response.bytes()))
 
     async def post(self, key: str | None = "k-1", body: object = None, **named: Any) -> Answer:
-        """Enqueues an email, `EMAIL` by default."""
         return await self.call("POST", "/v1/emails", key=key, body=EMAIL if body is None else body, **named)
 
     async def get(self, path: str, **named: Any) -> Answer:

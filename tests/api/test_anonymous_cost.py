@@ -50,7 +50,6 @@ UNDOCUMENTED: Final = (
 
 @pytest.fixture
 def provider_settings(settings: Settings) -> Settings:
-    """Settings for an API to which every provider may post events."""
     twilio = TwilioSettings(
         account_sid="AC" + "0" * 32,
         auth_token="the_token_of_the_account",
@@ -67,7 +66,6 @@ def provider_settings(settings: Settings) -> Settings:
 
 
 def bodies(size: int) -> Iterator[bytes]:
-    """Bodies of this size, each with another content."""
     for start, unit in UNITS:
         yield (start + unit * size)[:size]
         marks = sum(unit.count(mark) for mark in (b"{", b"[", b",", b":"))

@@ -43,7 +43,6 @@ class Requests:
             await end.wait()
 
     def end_oldest(self) -> None:
-        """Ends the request that has held its permit for the longest time."""
         self._ends.pop(0).set()
         self.holding.pop(0)
 

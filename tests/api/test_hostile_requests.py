@@ -30,7 +30,6 @@ INVALID, NOT_ALLOWED = "invalid-email", "email-not-allowed"
 
 
 def request(*headers: str, path: str = "/v1/emails") -> bytes:
-    """The head of a request that enqueues an email."""
     return head(f"POST {path}", JSON, "Idempotency-Key: k", *headers)
 
 

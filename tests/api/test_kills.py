@@ -61,7 +61,6 @@ class Clients:
 
 
 def started(host: Host) -> tuple[Program, int]:
-    """Starts an API; returns its program and its port."""
     api = host.command("api", API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on", LOG_FORMAT="json")
     (event,) = eventually(lambda: api.events("api.started"), "the API's start")
     return api, int(event["listener"].rpartition(":")[2])
@@ -93,7 +92,6 @@ def has_open_sessions(host: Host) -> bool:
 
 
 def stored(host: Host) -> dict[str, UUID]:
-    """The ids of all stored emails, by message key."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return dict(connection.execute("select message_key, email_id from email_log").fetchall())
 

@@ -26,7 +26,6 @@ HOSTILE_HTML = (
 
 
 def fill(stage: Stage) -> Ids:
-    """Fills a stage's database and its captured emails."""
     books = stage.books
     (stage.captured / "new").mkdir(parents=True)
     hostile = EmailMessage()
@@ -46,7 +45,6 @@ def fill(stage: Stage) -> Ids:
 
 
 def _figures(stage: Stage) -> None:
-    """Figures of a month by hour, of an hour by minute, a pause."""
     stage.books.connection.execute(
         "insert into email_hourly (hour, provider, outcome, slot, email_count) "
         "select date_trunc('hour', now(), 'UTC') - n * interval '1 hour', 'smtp', outcome, 'mail-1:1', "

@@ -68,7 +68,6 @@ class Tab:
         self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
 
     def go(self, path: str) -> Page:
-        """Opens a path below the operators' page."""
         response = self.page.goto(self.url + path)
         assert response is not None
         assert response.status == 200, f"{path}: {response.status}"
@@ -144,7 +143,6 @@ class Tabs:
         return tab
 
     def close(self) -> Sequence[str]:
-        """Closes all tabs; returns their problems."""
         problems = [problem for _, tab in self._opened for problem in tab.problems]
         for context, _ in self._opened:
             context.close()

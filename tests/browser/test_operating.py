@@ -101,7 +101,6 @@ def test_a_session_that_ends_in_the_middle_of_a_form_loses_nothing(stage: Stage,
 
 @pytest.fixture(scope="module")
 def ids(stage: Stage) -> Ids:
-    """Emails and figures for every page, among them hostile texts."""
     return fill(stage)
 
 

@@ -32,7 +32,6 @@ class Day:
         self._commands = CommandLine(self.host.folder, self.host.environment())
 
     def say(self, *words: str) -> None:
-        """Runs a command, which must succeed."""
         result = self._commands(*words)
         assert result.code == 0, (words, result)
 

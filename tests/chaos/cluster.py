@@ -113,7 +113,6 @@ class PostgresPair:
             session.execute("select pg_reload_conf()")
 
     def says(self, name: str, question: str) -> bool:
-        """Whether a server answers, and its answer is true."""
         with suppress(psycopg.OperationalError), self.session(name) as session:
             row = session.execute(question.encode()).fetchone()
             return bool(row and row[0])
@@ -158,11 +157,9 @@ class Cluster(PostgresPair):
         return next(name for name, access in self.nodes.items() if access.node == node)
 
     def await_nodes(self) -> None:
-        """Wait until all nodes answer and have joined one cluster."""
         self._await(lambda: set(self._joined()) == {NODES}, f"{NODES} nodes of RabbitMQ", looks_every=0.5)
 
     def await_quorum(self) -> None:
-        """Wait until at least two nodes answer and have joined one cluster."""
         self._await(lambda: max(self._joined()) > NODES // 2, "a quorum of RabbitMQ's nodes")
 
     def _joined(self) -> list[int]:

@@ -132,7 +132,6 @@ def replace_primary(*, is_frozen: bool = False, number: signal.Signals = signal.
 
 
 def stall_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """Freeze the primary, and thaw it before the standby is promoted."""
     cluster.freeze(cluster.primary)
     time.sleep(random.uniform(1, 2 * NOTICE_SECONDS))
     cluster.thaw(cluster.primary)
@@ -245,7 +244,6 @@ class FaultSchedule(Outages):
         self._action: Future[float | None] | None = None
 
     def is_away(self, name: str) -> bool:  # noqa: ARG002 - a fault may affect all servers
-        """Whether a server may be unusable now."""
         return self._action is not None
 
     @property

@@ -50,7 +50,6 @@ class Diary:
         self.note_event(action)
 
     def note_event(self, what: str, **details: object) -> None:
-        """Record an event that is not counted."""
         line = {"at": time.time(), "what": what, **details}
         with self._path.open("ab") as file:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE, default=str))
@@ -60,13 +59,11 @@ class Diary:
         self.note_event("fault", words=fault)
 
     def kill(self, pid: int) -> None:
-        """Send SIGKILL to a process; raises ProcessLookupError if the process has ended."""
         since = time.time()
         os.kill(pid, signal.SIGKILL)
         self._disturbances.append(Disturbance(pid, since))
 
     def freeze(self, pid: int) -> None:
-        """Send SIGSTOP to a process; raises ProcessLookupError if the process has ended."""
         since = time.time()
         os.kill(pid, signal.SIGSTOP)
         self._frozen[pid] = len(self._disturbances)
@@ -86,5 +83,4 @@ class Diary:
 
     @property
     def disturbances(self) -> tuple[Disturbance, ...]:
-        """Which process was killed or frozen, and when."""
         return tuple(self._disturbances)

@@ -110,7 +110,6 @@ def _unix(event: Event) -> float:
 
 
 def _dlq_entries(stage: StormStage, about_damaged: set[bytes]) -> tuple[list[DlqEntry], list[bytes]]:
-    """The dead letters, and the bodies of other messages."""
     entries, unknown = [], []
     for message in _messages(stage, stage.ground.topology.dlq, about_damaged):
         if message.was_rejected:

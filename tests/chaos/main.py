@@ -190,7 +190,6 @@ def print_outcome(plan: StormPlan, outcome: StormOutcome) -> None:
 
 
 def _settings(given: Sequence[str]) -> dict[str, str]:
-    """The settings by name. Raises click.UsageError."""
     settings = {}
     for text in given:
         name, equals, value = text.partition("=")

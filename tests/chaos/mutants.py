@@ -91,11 +91,7 @@ def _with_trusted_clock() -> None:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    "ledger-off": Mutant(
-        _without_ledger,
-        {"kill worker": 4, "kill host": 1},
-        "accepted more than once",
-    ),
+    "ledger-off": Mutant(_without_ledger, {"kill worker": 4, "kill host": 1}, "accepted more than once"),
     "fencing-off": Mutant(
         partial(_alter, _UNFENCED),
         {"freeze worker": 1},

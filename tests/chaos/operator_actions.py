@@ -70,7 +70,6 @@ def reschedule(stage: StormStage, random: Random) -> bool:
 
 
 def pause(stage: StormStage, random: Random) -> bool:
-    """Pause sending, and resume it soon. Some pauses end by themselves before that."""
     scope = random.choice([("all",), ("lane", "normal"), ("tenant", "default"), ("provider", stage.provider_name)])
     lasting = random.choice([(), ("--for", "2s")])
     if stage.outages.is_away(POSTGRES):

@@ -46,13 +46,11 @@ class Outages:
         return not self._absences and not self.is_alarmed
 
     def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
-        """End a server with a signal. The server stays down for at least this time."""
         if name == RABBITMQ:
             self._alarm_until = None  # a restart clears the alarm
         self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)
 
     def raise_alarm(self, seconds: float) -> None:
-        """Raise RabbitMQ's memory alarm for this long, during which RabbitMQ does not read from publishers."""
         self._alarm_until = time.monotonic() + seconds
         self._set_watermark("0")
 

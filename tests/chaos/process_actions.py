@@ -33,7 +33,6 @@ def kill_parent(stage: StormStage, random: Random) -> bool:
 
 
 def kill_host(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a parent and all of its children, within a moment."""
     host = random.choice(stage.hosts)
     children = host.find("")
     if not host.is_running:
@@ -75,7 +74,6 @@ def _freeze(stage: StormStage, pids: list[int], seconds: float) -> bool:
 
 
 def end_worker(stage: StormStage, random: Random) -> bool:
-    """Send SIGTERM to one worker, which drains and is replaced."""
     with suppress(ProcessLookupError, IndexError):
         os.kill(random.choice(stage.find("worker")), signal.SIGTERM)
         return True
@@ -83,7 +81,6 @@ def end_worker(stage: StormStage, random: Random) -> bool:
 
 
 def restart_run(stage: StormStage, random: Random) -> bool:
-    """Send SIGTERM to the parent. All processes drain, and the next parent starts."""
     host = random.choice(stage.hosts)
     if not host.is_running or host.is_stopping:
         return False
@@ -92,7 +89,6 @@ def restart_run(stage: StormStage, random: Random) -> bool:
 
 
 def reload_run(stage: StormStage, random: Random) -> bool:
-    """Send SIGHUP to the parent, which replaces its processes one after the other."""
     return random.choice(stage.hosts).send(signal.SIGHUP)
 
 

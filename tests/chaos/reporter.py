@@ -77,7 +77,6 @@ class EventSource:
         return None
 
     def kill(self) -> bool:
-        """Kills the process that receives the events; returns False if there is none."""
         return False
 
     def step(self) -> None:
@@ -201,7 +200,6 @@ _KINDS: Final = (
 
 
 def event_of(email_id: UUID, kind: EventKind, provider: str, happened_at: datetime) -> ProviderEvent:
-    """An event without a recipient."""
     bounce = Bounce.SOFT if kind is EventKind.BOUNCED else None
     return ProviderEvent(email_id=email_id, provider=provider, kind=kind, bounce=bounce, happened_at=happened_at)
 
@@ -265,7 +263,6 @@ class Reporter:
             raise HarnessFailed(f"{len(self._due)} events of the provider's double were not stored")
 
     def stop(self) -> None:
-        """Ends the thread and the source without reporting more."""
         self._is_stopped.set()
         self._thread.join(FINISH_SECONDS)
         self.source.close()

@@ -15,7 +15,6 @@ from tests.chaos.subject import Network
 
 
 def cut_connections(stage: StormStage, random: Random) -> bool:
-    """Close some of the connections to RabbitMQ, through its management API."""
     if stage.outages.is_away(RABBITMQ):
         return False
     names: tuple[str, ...] = ("dispatcher ",)
@@ -27,7 +26,6 @@ def cut_connections(stage: StormStage, random: Random) -> bool:
 
 
 def restart_broker(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL or SIGTERM to RabbitMQ, and restart RabbitMQ."""
     if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
     stage.outages.stop(RABBITMQ, random.choice([signal.SIGKILL, signal.SIGTERM]), 0.0)
@@ -35,7 +33,6 @@ def restart_broker(stage: StormStage, random: Random) -> bool:
 
 
 def alarm_broker(stage: StormStage, random: Random) -> bool:
-    """Raise RabbitMQ's memory alarm for a while."""
     if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
     stage.outages.raise_alarm(random.uniform(2, 5))
@@ -43,7 +40,6 @@ def alarm_broker(stage: StormStage, random: Random) -> bool:
 
 
 def cut_sessions(stage: StormStage, random: Random) -> bool:
-    """Terminate some sessions of our database, even during a statement."""
     statement = """
         select count(pg_terminate_backend(pid)) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
@@ -53,7 +49,6 @@ def cut_sessions(stage: StormStage, random: Random) -> bool:
 
 
 def restart_database(stage: StormStage, random: Random) -> bool:
-    """Shut PostgreSQL down in immediate mode, or send SIGKILL. PostgreSQL is restarted after a moment."""
     if POSTGRES not in stage.outages.stoppable or stage.outages.is_away(POSTGRES):
         return False
     stage.wake()
@@ -62,7 +57,6 @@ def restart_database(stage: StormStage, random: Random) -> bool:
 
 
 def hang_backend(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a PostgreSQL backend of one of our processes, and SIGCONT after a while."""
     return _hang_one(stage, random, "dispatcher relay", *_workers(stage))
 
 

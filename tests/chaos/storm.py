@@ -167,7 +167,6 @@ def _provider(plan: StormPlan, folder: Path) -> Double | Sink:
 
 
 def _provider_settings(plan: StormPlan, provider: Double | Sink) -> dict[str, str]:
-    """The settings with which hosts send to the double: of emails, SMS, or both."""
     settings = {} if plan.channel == "sms" else dict(provider.settings)
     if plan.channel != "email":
         assert isinstance(provider, Double), "the SMTP double takes no SMS"

@@ -50,7 +50,6 @@ class Network:
         self._do(*names, act=Proxy.freeze_node)
 
     def heal(self) -> None:
-        """Let the host reach every server again. Idempotent."""
         self._do(*self._proxies, act=Proxy.thaw)
         self._away = frozenset()
 
@@ -128,7 +127,6 @@ class Subject:
         return True
 
     def begin_stop(self) -> None:
-        """Send SIGTERM; the run must drain."""
         self.is_stopping = True
         if self.is_running:
             self.program.send(signal.SIGTERM)

@@ -31,8 +31,6 @@ PROGRAM: Final = (sys.executable, "-m", "dispatcher.cli.main")
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The exit code and the output of a command."""
-
     code: int
     stdout: str
     stderr: str
@@ -51,7 +49,6 @@ class CommandResult:
 
 
 def in_process(*arguments: str) -> CommandResult:
-    """Runs a command in the test's process, with the environment of this process."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         code = main(arguments)
     gc.enable()  # short commands disable the garbage collector
@@ -76,7 +73,6 @@ class CommandLine:
 
     @property
     def without_process(self) -> CommandLine:
-        """A copy that runs commands in the test's process."""
         return replace(self, needs_process=False)
 
     def having(self, **variables: str | None) -> CommandLine:
@@ -85,7 +81,6 @@ class CommandLine:
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> CommandResult:
-        """Runs a command until it exits."""
         given = stdin.encode() if isinstance(stdin, str) else stdin
         if not (self.needs_process or arguments[0] in ("run", "api")):
             return self._run_here(arguments, given)
@@ -152,7 +147,6 @@ class CommandLine:
 
     @property
     def whole_environment(self) -> dict[str, str]:
-        """`environment`, plus the variables that every process needs."""
         return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TERM": "xterm", **self.environment}
 
 

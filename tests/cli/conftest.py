@@ -24,7 +24,6 @@ def database_url(tables_url: str) -> str:
 
 @pytest.fixture
 def tables(connection: psycopg.Connection) -> Books:
-    """Direct access to the tables."""
     return Books(connection)
 
 

@@ -34,14 +34,12 @@ def offline(storing: CommandLine) -> CommandLine:
 
 @pytest.fixture
 def dead(tables: Books) -> DeadEmails:
-    """Creates failed and held emails, without a DLQ."""
     nowhere: Any = None
     return DeadEmails(tables, nowhere, nowhere)
 
 
 @pytest.fixture
 def dead_emails(tables: Books, servers: Servers, topology: Topology) -> DeadEmails:
-    """Creates failed and held emails, and writes to the DLQ."""
     return DeadEmails(tables, Errands(servers.amqp_url), topology)  # type: ignore[arg-type]
 
 

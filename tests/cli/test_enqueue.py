@@ -28,7 +28,6 @@ LINE = orjson.dumps(EMAIL)
 
 
 def _contents(tables: Books) -> dict[str, Any]:
-    """All columns of the only stored email."""
     (row,) = tables.select(
         "select * from email_log join email_content using (email_id) left join email_attachment using (email_id)"
     )
@@ -173,7 +172,6 @@ def _lines(emails: Iterable[Any]) -> bytes:
 
 
 def feed(storing: CommandLine, lines: Iterable[Any], *options: str) -> CommandResult:
-    """Enqueues these lines."""
     return storing("enqueue", "--file", "-", *options, stdin=_lines(lines))
 
 

@@ -143,10 +143,7 @@ def test_init_says_how_many_rows_it_changes_and_waits_for_no_reader(
 def test_init_ends_no_transaction_that_locks_in_another_order(
     release: CommandLine, connection: psycopg.Connection
 ) -> None:
-    with (
-        using(release, "select from dispatcher.email_idempotency") as application,
-        release.started("init") as init,
-    ):
+    with using(release, "select from dispatcher.email_idempotency") as application, release.started("init") as init:
         # The migration locks `email_log` first, and then `email_idempotency`.
         waits = "select 1 from pg_locks where relation = 'dispatcher.email_idempotency'::regclass and not granted"
         wait_until(lambda: connection.execute(waits).fetchone())

@@ -39,8 +39,6 @@ ROLES = ("owner", "producer", "dispatcher", "reader")
 
 
 class Database:
-    """An application's database, with roles that can log in."""
-
     def __init__(self, servers: Servers, name: str) -> None:
         self._parts = urlsplit(servers.database_url)._replace(path=f"/{name}")
         self.names = {role: f"{role}_{name}" for role in ROLES}
@@ -51,7 +49,6 @@ class Database:
         return self._parts._replace(netloc=f"{self.names[role]}:secret@{host}" if role else self._parts.netloc).geturl()
 
     def execute(self, statement: str, role: str = "") -> list[tuple[object, ...]]:
-        """Executes one statement in a new session; returns its rows."""
         with psycopg.connect(self.url(role), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []

@@ -24,7 +24,6 @@ from tests.waiting import until
 
 
 async def post(port: int, email_id: str) -> None:
-    """Sends a request of SendGrid; returns when the answer has come."""
     people = {"to": [{"email": "a@example.com"}], "custom_args": {"email_id": email_id}}
     body = json.dumps({"personalizations": [people]}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -44,7 +44,6 @@ def quietly(_: str) -> None:
 
 @pytest.fixture
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unsets the environment variables that set servers."""
     for name in ("DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -207,7 +206,6 @@ def _name(pid: int) -> str:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """The inodes of the process's sockets."""
     ignore_closed = contextlib.suppress(FileNotFoundError, ProcessLookupError)
     with ignore_closed:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -226,7 +224,6 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def shell(folder: Path, script: str) -> Plan:
-    """A plan that runs a shell script."""
     return Plan(
         argv=["/bin/sh", "-c", script],
         env={"PATH": os.defpath},

@@ -248,7 +248,6 @@ TO = ("ops@example.com", "night@example.com")
 
 @pytest.fixture
 async def sink(tmp_path: Path) -> AsyncIterator[SmtpSink]:
-    """An SMTP server without TLS whose behaviour a test may change."""
     running = SmtpSink(tmp_path, SmtpBehaviour(), writes_eml=False, keeps=True)
     await running.start()
     yield running
@@ -264,7 +263,6 @@ def mail_to(
     seconds: float = 20,
     **login: str,
 ) -> MailChannel:
-    """A channel that sends alerts to the server on this port."""
     server = SmtpServer("127.0.0.1", port, security, **login)
     return MailChannel(server, "alerts@example.com", tuple(to), ca_file=ca_file, total_seconds=seconds)
 

@@ -30,8 +30,6 @@ QUEUES = {**dict.fromkeys(SEND_QUEUES, FoundQueue(3, 2)), SETTINGS.dlq: FoundQue
 
 
 class Answered(Poll[Any]):
-    """A poll whose server gives this answer, or raises this error."""
-
     def __init__(self, value: object) -> None:
         async def ask() -> object:
             if isinstance(value, DispatcherError):

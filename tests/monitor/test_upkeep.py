@@ -49,7 +49,6 @@ def value_of(connection: psycopg.Connection, query: str) -> Any:
 
 @asynccontextmanager
 async def holding(database_url: str, lock_name: str) -> AsyncIterator[None]:
-    """Holds a named lock in the session of another host during the block."""
     async with await connect_async(database_url, name="other host") as other, named_lock(other, lock_name) as is_ours:
         assert is_ours
         yield

@@ -69,7 +69,6 @@ async def wait_of(session: AsyncSession, email_id: UUID, *providers: str) -> Wai
 
 
 async def act(session: AsyncSession, asked: Change[Pause], actor: str = "ann@ops-1") -> Pause:
-    """Begins or ends a pause."""
     found: Pause = await run(
         session, asked.but(reason=asked.reason or "maintenance"), Who(Face.COMMAND, actor), SETTINGS
     )

@@ -269,7 +269,6 @@ class Eventful(DeadLetterQueue):
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Reads the DLQ, and afterwards runs the next event."""
         async with super().scan() as opened:
             yield opened
         if event := next(self._events, None):
@@ -277,7 +276,6 @@ class Eventful(DeadLetterQueue):
 
 
 def lose(queue: Desk, *email_ids: UUID) -> None:
-    """Deletes emails from the tables, as pruning or a restore would."""
     queue.books.connection.execute("delete from email_log where email_id = any(%s)", [list(email_ids)])
 
 

@@ -35,7 +35,6 @@ class Process:
         self._pipe = pipe
 
     def tell(self, words: str) -> str:
-        """Sends the process a command; returns the answer."""
         self._pipe.send(words)
         return str(self._pipe.recv())
 
@@ -107,7 +106,6 @@ def samples(folder: Path) -> dict[str, float]:
 
 
 def parsed(text: str) -> dict[str, float]:
-    """The samples in Prometheus' text format."""
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines}
 

@@ -204,8 +204,6 @@ def events(reading: int) -> list[dict[str, Any]]:
 
 
 class Clock:
-    """A clock that moves only when the test moves it."""
-
     now = 0.0
 
     def __call__(self) -> float:

@@ -34,8 +34,6 @@ Signer = Callable[[Claims, RSAKey], str]
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """An authorization code that was not redeemed yet."""
-
     nonce: str
     challenge: str
 
@@ -47,12 +45,10 @@ def _first_key() -> RSAKey:
 
 
 def signed(claims: Claims, key: RSAKey) -> str:
-    """An ID token as it should be."""
     return jwt.encode({"alg": "RS256", "kid": key.thumbprint()}, claims, key)
 
 
 def unsigned(claims: Claims, _key: RSAKey) -> str:
-    """A token with the algorithm `none`."""
     return f"{_part({'alg': 'none'})}.{_part(claims)}."
 
 
@@ -97,7 +93,6 @@ class Issuer(ThreadingHTTPServer):
         }
 
     def authorize(self, query: Mapping[str, str]) -> str:
-        """Signs the visitor in, and returns where the browser goes."""
         expected = {
             "client_id": CLIENT_ID,
             "redirect_uri": REDIRECT_URI,

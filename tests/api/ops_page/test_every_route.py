@@ -43,7 +43,6 @@ def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool
 
 
 def has_safe_headers(answer: Answer) -> bool:
-    """Whether an answer forbids scripts of others, frames, guessed types, and copies."""
     found = answer.headers
     is_kept = "no-store" not in found.get("cache-control", "")
     wanted = {**SECURITY_HEADERS, **(AS_FILE if "content-disposition" in found else {})}
