@@ -176,7 +176,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def template_database(servers: Servers) -> str:
-    """The name of a migrated database that tests clone."""
     name = f"template_{secrets.token_hex(4)}"
     _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
     with connected(_named(servers.database_url, name)) as connection:
@@ -238,21 +237,18 @@ def topology_names() -> Topology:
 
 @pytest.fixture(scope="session")
 def declarer(servers: Servers) -> Iterator[Declarer]:
-    """Creates and deletes queues over one connection for the whole run."""
     with Declarer(servers.amqp_url) as opened:
         yield opened
 
 
 @pytest.fixture
 async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A RabbitMQ client that is separate from the client under test."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield Rabbit(connection)
 
 
 @pytest.fixture
 def topology(declarer: Declarer, topology_names: Topology) -> Iterator[Topology]:
-    """An exchange and queues for this test, deleted afterwards."""
     declarer.declare(topology_names)
     yield topology_names
     declarer.delete(topology_names)

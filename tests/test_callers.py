@@ -53,7 +53,6 @@ async def async_engine(tables_url: str) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def django(tables_url: str) -> Iterator[Any]:
-    """A Django connection that has not connected yet."""
     from django.conf import settings
 
     if not settings.configured:
@@ -113,7 +112,6 @@ async def test_commit_and_rollback_of_sqlalchemys_async_session_decide_too(
 
 
 def end_session(url: str, session: int) -> None:
-    """Terminate the session, as a restart of PostgreSQL would."""
     with psycopg.connect(url, autocommit=True) as administrator:
         administrator.execute("select pg_terminate_backend(%s, 5000)", (session,))
 

@@ -104,7 +104,6 @@ def pins(name: str) -> dict[str, str]:
 
 
 def requirements_of(extra: str) -> list[Requirement]:
-    """What pyproject.toml requires for an extra, with the package's own dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = list(map(Requirement, [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]))
     nested = [requirement for each in listed if each.name == project["name"] for requirement in each.extras]

@@ -75,7 +75,6 @@ class Application:
 
 @pytest.fixture(params=[Way(False), Way(True)], ids=["sync", "async"])
 def way(request: pytest.FixtureRequest) -> Way:
-    """A synchronous or an asynchronous connection, each in a transaction."""
     assert isinstance(request.param, Way)
     return request.param
 

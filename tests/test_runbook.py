@@ -27,7 +27,6 @@ STAND_INS = {"ID": "0198c2f4-0000-7000-8000-000000000000", "KEY": "order-17-rece
 
 
 def commands() -> list[str]:
-    """All `dispatcher …` commands in the runbook, in blocks and in sentences, without comments."""
     lines = [line.strip() for block in FENCED.finditer(RUNBOOK) for line in block["text"].splitlines()]
     found = [line.partition(" #")[0].strip() for line in lines]
     found += [f"{each[1]} ID" for line in found if (each := re.fullmatch(r"xargs -n \d+ (dispatcher .+) < \S+", line))]

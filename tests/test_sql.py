@@ -136,7 +136,6 @@ def columns_of(kind: Any) -> list[str | None] | None:
 
 
 def faults_of(connection: psycopg.Connection, statement: Statement[..., Any]) -> list[str]:
-    """What differs between a signature and its statement."""
     text = all_queries()[statement.name].decode()
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)[sbt]", text)))
     _, *parameters = inspect.signature(statement.stub).parameters

@@ -93,8 +93,6 @@ class Books:
         assert self.misannounced <= self.by_status.get("sent", frozenset())
 
     def assert_balanced(self) -> None:
-        """Like `assert_harmless`, and asserts that the DLQ has exactly one dead letter for each failed or held
-        email."""
         self.assert_harmless()
         assert not self.misannounced, f"with a dead letter, but neither failed nor held: {self.misannounced}"
 

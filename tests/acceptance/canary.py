@@ -48,7 +48,6 @@ _CONTENT_TABLES: Final = ("email_content", "email_attachment")
 
 
 def email(key: str) -> Email:
-    """An email whose private values are all canaries."""
     return Email(
         message_key=key,
         correlation_id=f"order-{key}",
@@ -132,7 +131,6 @@ _PATHS: Final = (
 
 
 def request(listener: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    """Sends a request; returns the status, and all bytes of the response."""
     connection = HTTPConnection(listener, timeout=20)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body or None, {"Content-Type": "application/json", **named})

@@ -1,11 +1,4 @@
-"""A host under test: `dispatcher run` as real processes, with its own database, queues, run directory and provider.
-
-host   = Host(…)                    everything that the processes of one test share
-ids    = host.enqueue(emails(500))  through the library, like an application
-run    = host.run(LEASE_SECONDS=300)
-run.pid_of("worker 0") …            see `tests.supervisor.program.Program`
-host.books(ids).…                   see `books`: from tables, DLQ and provider, not from the dispatcher's reports
-"""
+"""A host under test: `dispatcher run` as real processes, with its own database, queues, run directory and provider."""
 
 from __future__ import annotations
 
@@ -73,12 +66,7 @@ class Capture:
 
 
 class LocalProvider:
-    """A local provider as a separate process, which records accepted emails in files.
-
-    Attributes:
-        module: The program.
-        program: The process; a new one after `start`.
-    """
+    """A local provider as a separate process, which records accepted emails in files."""
 
     module: str
     program: Program
@@ -227,7 +215,6 @@ class Host:
         return self.program([*DISPATCHER, *words], words[0], stdout=stdout, env=self.environment(**settings))
 
     def program(self, argv: Sequence[str], name: str, *, env: Mapping[str, str], stdout: Path | None = None) -> Program:
-        """Start a program in its own session. `destroy` kills the program."""
         program = Program(argv, self.folder, f"{name}-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)
         return program

@@ -1,5 +1,4 @@
-"""A RabbitMQ client that is independent of the dispatcher, and the figures that the management page shows to an
-operator."""
+"""A RabbitMQ client that is independent of the dispatcher, and figures of the management page."""
 
 from __future__ import annotations
 

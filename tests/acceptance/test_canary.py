@@ -31,8 +31,6 @@ PASSWORD_URL = "smtp://postmaster:{}@127.0.0.1:{}?tls=none"
 
 @dataclass
 class Setup:
-    """A host with two providers and all of its monitoring, the operators' mailbox, and the recorded output."""
-
     host: Host
     double: Double
     sink: Sink

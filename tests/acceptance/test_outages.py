@@ -1,9 +1,4 @@
-"""PostgreSQL or RabbitMQ stops and restarts while the dispatcher runs. These tests use their own servers, and are slow
-because these servers start again and again.
-
-However a server stops, and whichever processes are killed meanwhile, no email is lost or sent twice. If no worker dies,
-no email is held either, because workers keep each answer until it is recorded.
-"""
+"""PostgreSQL or RabbitMQ stops and restarts while the dispatcher runs: no email is lost, sent twice, or held."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A real Prometheus scrapes a host, and accepts every rule and every query of the dashboard.
-
-Debian's package is downloaded into the cache without root.
-"""
+"""A real Prometheus scrapes a host, and accepts every rule and every query of the dashboard."""
 
 from __future__ import annotations
 

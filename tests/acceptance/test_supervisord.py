@@ -23,11 +23,7 @@ EMAILS: Final = 700
 
 
 class Supervised:
-    """A supervisord with our configuration file, with paths and users for the test, and with a host's env file.
-
-    Attributes:
-        env_file: The file that both programs read.
-    """
+    """A supervisord with our configuration file, with paths and users for the test, and with a host's env file."""
 
     def __init__(self, host: Host, **settings: object) -> None:
         self._host = host
@@ -76,7 +72,6 @@ class Supervised:
 
     @property
     def parent(self) -> int:
-        """The pid of `dispatcher run`, the only program that starts automatically."""
         (pid,) = self.program.children()
         return pid
 

@@ -120,10 +120,7 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
 async def running(
     settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS, fetch: Fetch | None = None
 ) -> AsyncIterator[Api]:
-    """Runs an API during the block, with timeouts long enough for a busy machine. `fetch` sends requests to Amazon SNS.
-
-    `lock_seconds`: how long a request waits for a transaction that has locked the same message key or quota row.
-    """
+    """Runs an API during the block, with timeouts long enough for a busy machine. `fetch` asks Amazon SNS."""
     listener: socket.socket = listen(settings, shares_port=False)
     port: int = listener.getsockname()[1]
     stop = asyncio.Event()

@@ -1,7 +1,6 @@
 """A request of a client without a key costs the process at most a moment, whatever its body contains.
 
-The test sends such requests to every operation in the OpenAPI document, so a new operation is included. Operations that
-need no key get signatures of the right form: these requests get as far as a forged request can.
+Operations that need no key get signatures of the right form: these requests get as far as a forged request can.
 """
 
 from __future__ import annotations

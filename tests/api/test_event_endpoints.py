@@ -1,5 +1,4 @@
-"""Providers post events to the API, and recipients unsubscribe. Genuine events are committed before the response; other
-requests are refused."""
+"""Providers post events, and recipients unsubscribe. Genuine events are committed before the response."""
 
 from __future__ import annotations
 

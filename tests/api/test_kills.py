@@ -32,10 +32,7 @@ def database_url(own_database_url: str) -> str:
 
 
 class Clients:
-    """Concurrent clients that post emails as fast as they can until the API is killed.
-
-    `accepted`: the email ids by message key, for each key that got a 202.
-    """
+    """Concurrent clients that post emails as fast as they can until the API is killed; `accepted` has each 202."""
 
     def __init__(self) -> None:
         self.accepted: dict[str, UUID] = {}

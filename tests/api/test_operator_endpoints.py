@@ -1,5 +1,4 @@
-"""Emails, replays, suppressions, pauses and webhooks are changed over HTTP within the tenant of a key; and events are
-polled."""
+"""Emails, replays, suppressions, pauses, webhooks and events over HTTP, within the tenant of a key."""
 
 from __future__ import annotations
 

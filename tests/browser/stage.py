@@ -22,13 +22,8 @@ from tests.store.books import Books
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A host with a running API; the host may run `dispatcher run`, too.
-
-    Attributes:
-        url: The address of the operators' page.
-        operator: The API key of an operator for all tenants.
-        captured: The Maildir that the page of captured emails shows.
-    """
+    """A host with a running API. `operator` is the key of an operator for all tenants, `captured` the Maildir that the
+    page shows."""
 
     host: Host
     books: Books
@@ -39,7 +34,6 @@ class Stage:
 
 @contextmanager
 def staged(folder: Path, servers: Servers, template_database: str) -> Iterator[Stage]:
-    """A stage with an empty database."""
     name = f"browser_{secrets.token_hex(6)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     host = Host(folder, servers, urlsplit(servers.database_url)._replace(path=f"/{name}").geturl(), topology)

@@ -50,15 +50,10 @@ _AXE_RUN: Final = """async (rules) => {
 
 
 class Tab:
-    """A page of its own browser context.
-
-    Attributes:
-        page: Playwright's page.
-        problems: Errors on the console, among them violations of the Content-Security-Policy, and uncaught exceptions.
-    """
+    """A page of its own browser context. `problems` are errors on the console, among them violations of the
+    Content-Security-Policy, and uncaught exceptions."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
-        """`url` is the beginning of the operators' pages' addresses."""
         self.page: Page = context.new_page()
         self.page.set_default_timeout(TIMEOUT_MS)
         self.url = url
@@ -85,7 +80,6 @@ class Tab:
             self.page.evaluate(_REFRESH)
 
     def overflowing(self) -> list[str]:
-        """The elements that make the page scroll sideways; empty if it does not."""
         found: list[str] = self.page.evaluate(_OVERFLOWING)
         return found
 
@@ -104,11 +98,9 @@ class Tab:
         self.page.evaluate(_TWO_FRAMES)
 
     def expect(self, pattern: str) -> None:
-        """Ignores errors on the console that match the pattern, from now on."""
         self._expected = re.compile(pattern)
 
     def press_until(self, key: str, selector: str, *, most: int = 80) -> None:
-        """Presses a key until an element that matches the selector has the focus."""
         passed: list[str] = []
         for _ in range(most):
             if self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
@@ -123,15 +115,12 @@ class Tab:
 
 
 class Tabs:
-    """Opens tabs, each with cookies of its own unless they are given."""
-
     def __init__(self, browser: Browser, url: str) -> None:
         self._browser = browser
         self._url = url
         self._opened: list[tuple[BrowserContext, Tab]] = []
 
     def open(self, storage: Any = None) -> Tab:
-        """A new tab, with the cookies of a signed-in visitor (see `BrowserContext.storage_state`)."""
         context = self._browser.new_context(
             storage_state=storage,
             viewport={"width": WIDE, "height": 900},

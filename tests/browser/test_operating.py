@@ -1,5 +1,4 @@
-"""Operators at work in a real browser: every page, with realistic and hostile data. One API and one browser serve all
-these tests."""
+"""Operators at work in a real browser: every page, with realistic and hostile data."""
 
 from __future__ import annotations
 
@@ -97,6 +96,16 @@ def test_a_session_that_ends_in_the_middle_of_a_form_loses_nothing(stage: Stage,
 
     expect(page.get_by_role("status").filter(has_text="will be sent again")).to_be_visible()
     assert stage.books.status(email_id) == "pending"
+
+
+def test_the_page_of_a_replay_shows_its_progress_by_itself(stage: Stage, tab: Tab) -> None:
+    failed = [dead_email(stage.books, error_type="invalid_content") for _ in range(3)]
+    page = tab.go("/replays/new?error_type=invalid_content")
+    page.get_by_label("Reason").fill("mended")
+    page.get_by_role("button", name="Replay", exact=True).click()
+
+    expect(page.get_by_label("Progress of the replay")).to_have_attribute("value", "3")
+    assert {stage.books.status(each) for each in failed} == {"pending"}
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,8 @@
-"""A storm on a cluster: `./run chaos --cluster`. Causes its faults, one at a time, and measures the standstill
-after each.
+"""A storm on a cluster: `./run chaos --cluster`. Causes its faults, one at a time, and measures the standstill after
+each: the longest time without an acceptance by the provider, which begins before the next action.
 
-An action blocks until all servers of the cluster run again, so the action runs in its own thread. The storm's loop only
-checks whether the action has finished. A standstill is the longest time without an acceptance by the provider. It
-begins after the start of the action and before the start of the next action. The producers never stop, so emails are
-always due.
-
-If an HA manager must first detect a fault (an ended primary, a hung standby), the action waits for `NOTICE_SECONDS`. An
-action that breaks RabbitMQ's quorum returns the time at which the quorum was restored; until then no dispatcher can
-publish or consume.
+An action blocks until all servers of the cluster run again, so it runs in its own thread. Where an HA manager must
+first detect a fault, the action waits for `NOTICE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -85,7 +79,6 @@ def freeze_node(pick: Pick) -> ClusterAction:
 
 
 def restart_nodes(cluster: Cluster, queue: str, random: Random) -> None:
-    """Send SIGTERM to each node in turn, as an upgrade does. A node runs again before the next node stops."""
     for name in random.sample(list(cluster.nodes), len(cluster.nodes)):
         _end_node(cluster, queue, name, signal.SIGTERM)
 
@@ -111,12 +104,8 @@ def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
 
 
 def replace_primary(*, is_frozen: bool = False, number: signal.Signals = signal.SIGKILL) -> ClusterAction:
-    """An action that ends the primary. The standby is promoted, and the old primary becomes the new standby.
-
-    Args:
-        is_frozen: Whether the primary is first frozen for a while.
-        number: The signal; SIGINT is a clean shutdown, as in an upgrade, which the HA manager need not detect.
-    """
+    """An action that ends the primary. The standby is promoted, and the old primary becomes the new standby. SIGINT is
+    a clean shutdown, as in an upgrade, which the HA manager need not detect."""
 
     def replace(cluster: Cluster, queue: str, random: Random) -> None:
         if is_frozen:
@@ -138,9 +127,6 @@ def stall_primary(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def miss_standby(leave: Callable[[Cluster, str], None], come_back: Callable[[Cluster, str], None]) -> ClusterAction:
-    """An action that takes the standby away for a while. Commits hang until the primary no longer waits for the
-    standby."""
-
     def miss(cluster: Cluster, queue: str, random: Random) -> None:
         leave(cluster, cluster.standby)
         time.sleep(NOTICE_SECONDS)
@@ -185,12 +171,7 @@ CLUSTER_ACTIONS: Final[Mapping[str, ClusterAction]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterFault:
-    """An action and its time, in Unix seconds.
-
-    Attributes:
-        whole_at: When all servers of the cluster were running again.
-        quorum_since: When a lost quorum was restored; None if the quorum was not lost.
-    """
+    """An action and its time, in Unix seconds; `whole_at`: when all servers of the cluster were running again."""
 
     name: str
     began_at: float
@@ -248,11 +229,9 @@ class FaultSchedule(Outages):
 
     @property
     def is_over(self) -> bool:
-        """Whether no fault is in progress: all servers of the cluster are running again."""
         return self._action is None
 
     def heal(self) -> None:
-        """Start no more faults. A fault in progress heals by itself."""
         self._last_at = 0.0
         self.ended_at = time.time()
 
@@ -305,7 +284,6 @@ def _longest(accepted_at: Sequence[float], since: float, until: float, ended_at:
 def cluster_ground(
     plan: StormPlan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
 ) -> Iterator[Ground]:
-    """Run a cluster for this storm, with a schedule of faults: exactly `names`, or drawn by the seed."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
     with private(Cluster, place / "servers", progress) as cluster:
         faults = FaultSchedule(

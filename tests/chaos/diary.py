@@ -19,13 +19,10 @@ class Diary:
     """The actions, and the processes that the actions hit. Each action is also written to the file as a line.
 
     Attributes:
-        actions: The count of each action.
-        faults: Errors of our own processes.
         garbage: Bodies that the adversary may have injected.
         struck_at: The times of actions that can prevent a worker from renewing its leases.
         cancelling: The emails that the adversary tried to cancel.
         cancelled_at: When the answer "cancelled" came, by email.
-        too_late: The emails about which the answer was "too late".
         ledgerless: The pids of workers whose ledger was deleted, by the worker's name in `email_log.locked_by`.
     """
 

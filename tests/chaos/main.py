@@ -226,8 +226,6 @@ def _keep(place: Path, why: str) -> None:
 
 @contextmanager
 def _ground(place: Path) -> Iterator[Ground]:
-    """Private servers for this storm, because the storm cuts connections and kills servers. Ignores servers that
-    environment variables set."""
     for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
         os.environ.pop(variable, None)
     with private_servers(place / "servers", progress=say) as servers:

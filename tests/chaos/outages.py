@@ -38,7 +38,6 @@ class Outages:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether RabbitMQ accepts no messages because of an alarm."""
         return self._alarm_until is not None or self._control is not None
 
     @property
@@ -55,7 +54,6 @@ class Outages:
         self._set_watermark("0")
 
     def step(self) -> None:
-        """Restart the servers that are due. Call it often."""
         for name, absence in list(self._absences.items()):
             if absence.is_launched:
                 if self._ground.answers(name):

@@ -24,7 +24,6 @@ def kill_one(pids: Callable[[StormStage], list[int]]) -> Action:
 
 
 def kill_parent(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a parent. Its children detect this and exit. The next parent starts immediately."""
     host = random.choice(stage.hosts)
     if not host.is_running:
         return False
@@ -93,7 +92,6 @@ def reload_run(stage: StormStage, random: Random) -> bool:
 
 
 def add_worker(stage: StormStage, random: Random) -> bool:
-    """Send SIGTTIN to the parent, which adds a worker. After a while, send SIGTTOU, which removes a worker."""
     host = random.choice(stage.hosts)
     if not host.send(signal.SIGTTIN):
         return False
@@ -123,5 +121,4 @@ def delete_ledger(stage: StormStage, random: Random) -> bool:
 
 
 def kill_api(stage: StormStage, random: Random) -> bool:
-    """Kill the process that receives the events, so that some are stored and not answered."""
     return stage.reporter is not None and stage.reporter.source.kill()

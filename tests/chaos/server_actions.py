@@ -61,8 +61,6 @@ def hang_backend(stage: StormStage, random: Random) -> bool:
 
 
 def hang_backend_of_dead(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a worker's PostgreSQL backend, SIGKILL to the worker, and SIGCONT to the backend after a
-    while."""
     workers = _workers(stage)
     if not workers:
         return False
@@ -89,12 +87,10 @@ def _hang_one(stage: StormStage, random: Random, *names: str) -> bool:
 
 
 def _workers(stage: StormStage) -> dict[str, int]:
-    """The pids of all hosts' workers that have a ledger, by the worker's name."""
     return {worker: pid for host in stage.hosts for worker, pid in host.workers().items()}
 
 
 def step_clock(stage: StormStage, random: Random) -> bool:
-    """Set PostgreSQL's clock forward or back by more than a lease, and back to the true time after a while."""
     ahead = random.choice([-1, 1]) * random.uniform(stage.plan.lease_seconds * 1.5, 30)
     seconds = random.uniform(1, 5)
     if stage.outages.is_away(POSTGRES) or not _set_clock(stage, ahead):
@@ -104,7 +100,6 @@ def step_clock(stage: StormStage, random: Random) -> bool:
 
 
 def _set_clock(stage: StormStage, ahead: float) -> bool:
-    """Set PostgreSQL's clock. If that fails, the true time is set later."""
     try:
         stage.clock.set(ahead)
     except psycopg.Error:
@@ -116,13 +111,10 @@ def _set_clock(stage: StormStage, ahead: float) -> bool:
 
 
 def cut_network(*names: str) -> Action:
-    """An action that cuts a host's network for a while: connections to these servers end, and new connections are
-    refused."""
     return _away(names, Network.cut)
 
 
 def black_hole(*names: str) -> Action:
-    """An action that black-holes a host's network: connections to these servers stay open, but forward no data."""
     return _away(names, Network.black_hole)
 
 

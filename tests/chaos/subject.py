@@ -1,5 +1,4 @@
-"""One host under test: one `dispatcher run` after the other in one run directory, as under supervisord;
-and its network: proxies between the host and PostgreSQL and RabbitMQ, which an action can cut or black-hole."""
+"""One host under test: one `dispatcher run` after the other in one run directory; and its network of proxies."""
 
 from __future__ import annotations
 
@@ -69,15 +68,7 @@ class Network:
 
 
 class Subject:
-    """The successive runs of one host.
-
-    Attributes:
-        name: The host's name.
-        program: The latest `dispatcher run`.
-        is_stopping: Whether the latest run got SIGTERM.
-        run_dir: The folder of the host's ledgers.
-        network: The proxies between the host and the servers; None if the host connects directly.
-    """
+    """The successive runs of one host. `program` is the latest, and `is_stopping` if that one got SIGTERM."""
 
     program: Program
     is_stopping: bool
@@ -114,7 +105,6 @@ class Subject:
         return self.is_running and not self.is_stopping and bool(self.program.events("dispatcher.started"))
 
     def find(self, role: str) -> list[int]:
-        """The running processes of a role, by name: `worker`, `relay`."""
         return (
             [pid for pid in self.program.children() if f"dispatcher: {role}" in _title(pid)] if self.is_running else []
         )
@@ -132,7 +122,6 @@ class Subject:
             self.program.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL only to the parent. The children detect this and exit."""
         self._diary.kill(self.program.pid)
         self.program.await_exit()
 

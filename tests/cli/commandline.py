@@ -37,13 +37,11 @@ class CommandResult:
 
     @property
     def refusals(self) -> list[str]:
-        """The reasons why a service did not start, from its JSON log."""
         events = [orjson.loads(line) for line in self.stdout.splitlines()]
         return [event["reason"] for event in events if (event["event"], event["level"]) == ("startup.failed", "error")]
 
     @property
     def json(self) -> Any:
-        """The decoded JSON on stdout, which must be one line."""
         assert self.stdout.count("\n") == 1, self.stdout
         return orjson.loads(self.stdout)
 
@@ -57,14 +55,8 @@ def in_process(*arguments: str) -> CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """Runs `dispatcher`.
-
-    Attributes:
-        environment: The environment variables, in addition to those that every process needs.
-        needs_process: If true, each call starts a process; otherwise the command runs in the test's process, which
-            takes a tenth of the time, except `run` and `api`, which configure the log of their process.
-        program: What a process executes.
-    """
+    """Runs `dispatcher`. Unless `needs_process`, a call runs the command in the test's process, which takes a tenth of
+    the time; except `run` and `api`, which configure the log of their process."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +68,6 @@ class CommandLine:
         return replace(self, needs_process=False)
 
     def having(self, **variables: str | None) -> CommandLine:
-        """A copy with these environment variables changed; None removes a variable."""
         merged = {**self.environment, **variables}
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})
 
@@ -112,7 +103,6 @@ class CommandLine:
 
     @contextmanager
     def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """Starts a command; kills it at the end of the block if it is still running."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen([*self.program, *arguments], cwd=self.folder, env=self.whole_environment, **pipes)
         try:

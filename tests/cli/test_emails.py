@@ -73,22 +73,6 @@ def test_a_key_is_shown_whatever_its_tenant_and_tenants_with_the_same_key_are_li
     assert "Tenant 'acme' has no email with the message key 'only-1'." in foreign.stderr
 
 
-def test_a_page_names_the_next_page(storing: CommandLine, tables: Books) -> None:
-    first, second, third = held(tables, 3)
-
-    found = storing("find", "--domain", "example.org", "--limit", "2", "--json").json
-    older = storing("find", "--domain", "example.org", "--after", found["next"], "--json").json
-    page = storing("held", "list", "--limit", "2", "--json").json
-    rest = storing("held", "list", "--after", page["next"], "--json").json
-    none = storing("held", "list", "--older-than", "1h")
-
-    assert [email["id"] for email in found["emails"] + older["emails"]] == [third, second, first]
-    assert [email["email_id"] for email in page["emails"]] == [third, second]
-    assert [email["email_id"] for email in rest["emails"]] == [first]
-    assert (older["next"], rest["next"]) == (None, None)
-    assert (none.code, none.stdout, none.stderr) == (0, "", "No held email matches.\n")
-
-
 def test_tags_channels_and_domains_select_emails(storing: CommandLine, tables: Books) -> None:
     for to in (["ann@example.org", "Bob <bob@EXAMPLE.org>"], ["ann@example.org", "c@example.net"]):
         tables.enqueue_one(to=to, tags=["receipt"])

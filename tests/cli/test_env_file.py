@@ -22,7 +22,6 @@ COMPLETE = (
 
 
 def shown(commandline: CommandLine, *arguments: str) -> dict[str, tuple[str, str]]:
-    """The value and the source of each setting, by variable."""
     ended = commandline("config", "--json", *arguments)
     return {line["variable"]: (line["value"], line["source"]) for line in ended.json["settings"]}
 

@@ -75,7 +75,6 @@ def test_one_unreachable_server_does_not_stop_the_preparation_of_the_other(unpre
 
 @contextmanager
 def using(release: CommandLine, *statements: str) -> Iterator[psycopg.Connection]:
-    """A transaction of an application, which stays open after these statements."""
     url = release.environment["DISPATCHER_DATABASE_URL"]
     with psycopg.connect(url, application_name="nightly-report") as connection:
         for statement in statements:
@@ -207,11 +206,3 @@ def test_dry_run_names_what_prune_drops_or_cannot_drop(storing: CommandLine, con
     assert (set(some.json["partitions"]), done["partitions"]) == (names - {stuck}, [stuck])
     assert {name: done[name] for name in KINDS} == dict.fromkeys(KINDS, 0)
     assert storing("prune", "--dry-run").stdout == "no partition is old enough\n"
-
-
-def test_keeping_content_longer_than_its_email_is_a_configuration_error(bare: CommandLine) -> None:
-    days = {"DISPATCHER_RETAIN_EMAILS_DAYS": "10", "DISPATCHER_RETAIN_CONTENT_DAYS": "20"}
-
-    ended = bare.having(DISPATCHER_DATABASE_URL="postgresql://nobody@127.0.0.1:1/x", **days)("prune")
-
-    assert (ended.code, "DISPATCHER_RETAIN_CONTENT_DAYS" in ended.stderr) == (78, True)

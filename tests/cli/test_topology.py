@@ -44,7 +44,6 @@ class Database:
         self.names = {role: f"{role}_{name}" for role in ROLES}
 
     def url(self, role: str = "") -> str:
-        """The URL of a role; without a role, of the superuser."""
         host = f"{self._parts.hostname}:{self._parts.port}"
         return self._parts._replace(netloc=f"{self.names[role]}:secret@{host}" if role else self._parts.netloc).geturl()
 
@@ -72,7 +71,6 @@ def database(servers: Servers) -> Iterator[Database]:
 
 @pytest.fixture
 def owner(bare: CommandLine, servers: Servers, database: Database, topology_names: Topology) -> CommandLine:
-    """`dispatcher` as the role that may create a schema."""
     settings = settings_for(topology_names, servers, database.url("owner"))
     # This process has loaded the statements with the usual schema.
     return replace(bare, needs_process=True).having(**settings, DISPATCHER_DATABASE_SCHEMA=SCHEMA)

@@ -216,7 +216,6 @@ def _sockets(pid: int) -> Iterator[str]:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    """The processes of a folder whose keeper has no owner."""
     processes = Processes(tmp_path)
     processes.spawn_keeper(owner_pid=None)
     yield processes

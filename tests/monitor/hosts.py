@@ -36,8 +36,6 @@ class Depth:
 
 @dataclass
 class RecordingChannel:
-    """A channel that records its notices, and refuses the next `failures`."""
-
     name: str = "channel"
     failures: int = 0
     accepted: list[Notice] = field(default_factory=list)
@@ -144,6 +142,5 @@ async def host(
 
 
 async def accepts(channel: RecordingChannel, *phases: str) -> None:
-    """Waits until a channel has accepted exactly these notices, in any order."""
     await until(lambda: len(channel.accepted) >= len(phases))
     assert Counter(channel.phases) == Counter(phases)

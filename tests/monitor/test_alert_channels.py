@@ -34,8 +34,6 @@ from tests.waiting import DEADLINE_SECONDS, Overtime, until
 
 
 class Resolver:
-    """A resolver that returns the given answers one after another, and then repeats the last answer."""
-
     def __init__(self, *answers: Sequence[str]) -> None:
         self._answers = list(answers)
         self.asked = 0
@@ -46,7 +44,6 @@ class Resolver:
 
 
 def channel_to(url: str, ca_file: Path, resolver: Resolver | None = None, **options: Any) -> WebhookChannel:
-    """A channel to this URL that may also connect to loopback addresses."""
     resolving = {"resolver": resolver} if resolver else {}
     return WebhookChannel(url, SECRET, **{"allow_private": True, "ca_file": ca_file, **resolving, **options})
 
@@ -168,9 +165,6 @@ def tls(ca: trustme.CA) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def answering(parts: Iterable[bytes], tls: ssl.SSLContext) -> AsyncIterator[str]:
-    """Runs an https server that answers with these octets, and then waits for the end of the connection; yields its
-    URL."""
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):  # the client may close the connection at any time
             await reader.readuntil(b"\r\n\r\n")

@@ -47,7 +47,6 @@ async def reasons(
     unready: Sequence[str] = (),
     members: Sequence[ProcessStatus] = (),
 ) -> dict[str, str]:
-    """The failing checks with their reasons, after polls that returned `counts` and `queues`."""
     store = counts if isinstance(counts, Poll) else Answered(counts)
     broker = Answered(queues)
     await store.ask()

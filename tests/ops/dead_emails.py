@@ -24,8 +24,6 @@ PERSISTENT = 2
 
 
 class DeadEmails:
-    """Creates failed and held emails, and writes to this test's DLQ."""
-
     def __init__(self, books: Books, rabbit: Rabbit, topology: Topology) -> None:
         self.books = books
         self.rabbit = rabbit
@@ -76,8 +74,6 @@ class DeadEmails:
 
 
 class Desk(DeadEmails):
-    """An operator's session, and failed and held emails, with a DLQ if a test needs it."""
-
     def __init__(self, session: AsyncSession, url: str, books: Books, dlq: Any, rabbit: Any, topology: Any) -> None:
         super().__init__(books, rabbit, topology)
         self.session = session

@@ -26,7 +26,6 @@ QUOTE = "mailbox of ann is full"
 
 
 def finished(books: Books, *, status: str = "sent", **fields: Any) -> UUID:
-    """An email in a final status, with an attempt and a provider's text in both tables."""
     email_id = books.enqueue_one(**{"to": ANN, **fields})
     books.change(email_id, status=status, publish_due_at=None, last_error=QUOTE, provider="smtp")
     books.connection.execute(

@@ -99,7 +99,6 @@ def _race(labels: int) -> None:
 
 
 def samples(folder: Path) -> dict[str, float]:
-    """The values of a scrape. A key is the sample's name with its labels."""
     registry = CollectorRegistry()
     registry.register(ProcessCollector(folder))
     return parsed(generate_latest(registry).decode())
@@ -111,7 +110,6 @@ def parsed(text: str) -> dict[str, float]:
 
 
 def skipped(folder: Path) -> dict[str, float]:
-    """The number of skipped files by reason, without zeros."""
     prefix = 'dispatcher_metrics_skipped_files{reason="'
     found = {name: value for name, value in samples(folder).items() if name.startswith(prefix)}
     assert len(found) == 4

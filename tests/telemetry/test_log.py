@@ -211,7 +211,6 @@ class Clock:
 
 
 def pass_on(limit: StormLimit, name: str) -> dict[str, Any] | None:
-    """The event if the limit passes it; None if the limit drops it."""
     try:
         return dict(limit(None, "info", {"event": name}))
     except structlog.DropEvent:

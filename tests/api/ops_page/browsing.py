@@ -14,8 +14,6 @@ from tests.api.running_api import Answer, Api
 
 @dataclass(slots=True)
 class FormOnPage:
-    """A form, with the values that a browser would send."""
-
     action: str
     method: str
     fields: list[tuple[str, str]] = field(default_factory=list)

@@ -23,6 +23,7 @@ import orjson
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
+from tests.monitor.receiver import serving
 from tests.waiting import DEADLINE_SECONDS
 
 CLIENT_ID: Final = "dispatcher"
@@ -167,13 +168,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_issuer() -> Iterator[Issuer]:
-    issuer = Issuer()
-    thread = threading.Thread(target=issuer.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with Issuer() as issuer, serving(issuer, issuer.may_answer):
         yield issuer
-    finally:
-        issuer.may_answer.set()
-        issuer.shutdown()
-        issuer.server_close()
-        thread.join()

@@ -11,7 +11,6 @@ from tests.store.books import Books
 
 
 def write(books: Books, table: str, **columns: Any) -> None:
-    """Inserts a row, past the checks of the dispatcher."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     values = sql.SQL(", ").join(sql.Placeholder() * len(columns))
     statement = sql.SQL("insert into {} ({}) values ({})").format(sql.Identifier(table), names, values)

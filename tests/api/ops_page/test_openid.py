@@ -62,7 +62,6 @@ async def api(issuer: Issuer, operator_key: str, database_url: str, topology_nam
 
 
 def visit(api: Api) -> Browser:
-    """A browser at an address of its own."""
     headers = {"Sec-Fetch-Site": "same-origin", "X-Forwarded-For": f"192.0.2.{next(_ADDRESSES)}"}
     return Browser(api, headers)
 
@@ -78,7 +77,6 @@ async def lead_back(browser: Browser, target: str = "/") -> str:
 
 
 async def come_back(browser: Browser, path: str) -> Answer:
-    """Follows the redirect from the issuer's site to ours."""
     return await browser.get(path, Sec_Fetch_Site="cross-site")
 
 
