@@ -230,7 +230,6 @@ def connection(database_url: str, request: pytest.FixtureRequest) -> Iterator[ps
 
 @pytest.fixture
 def topology_names() -> Topology:
-    """Names of an exchange and queues that no other test uses; not declared yet."""
     name = f"test.{secrets.token_hex(6)}"
     return Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
 

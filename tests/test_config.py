@@ -244,7 +244,6 @@ COMPANIES = {
     },
     "DISPATCHER_ALERT_WEBHOOK_URL": {"DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET},
 }
-"""What must be set together with a secret."""
 
 
 class TestSecrets:

@@ -79,7 +79,6 @@ INPUT_AND_OUTPUT: Final = {
     *("asyncio", "ftplib", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "select", "shutil"),
     *("signal", "smtplib", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "urllib"),
 }
-"""Modules that the domain must not import."""
 
 
 class Import(NamedTuple):

@@ -35,7 +35,6 @@ def commands() -> list[str]:
 
 
 def parse(line: str, tmp_path: Path) -> None:
-    """Parses a command line as `dispatcher` does, without running it."""
     words = [STAND_INS.get(word, word) for word in shlex.split(line)[1:]]
     words = [str(tmp_path / word) if word.endswith(".json") else word for word in words]
     command: click.Command = dispatcher

@@ -29,7 +29,6 @@ CANARIES: Final = {
     "password": "vykrapassword",
     "caller's key": "vykracaller",
 }
-"""The private words by the field that contains them."""
 API_KEY: Final = f"SG.{CANARIES['API key']}01.x2y3"
 PASSWORD: Final = CANARIES["password"]
 RECIPIENT: Final = f"{CANARIES['recipient']}@example.org"

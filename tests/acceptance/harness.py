@@ -42,8 +42,6 @@ VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "RESEND_API_KEY", "OTEL_", "LD_PRELOA
 
 
 class Recipient(Protocol):
-    """A provider double, which records the emails that it accepts."""
-
     @property
     def settings(self) -> Mapping[str, str]: ...
 
@@ -66,8 +64,6 @@ class Capture:
 
 
 class LocalProvider:
-    """A local provider as a separate process, which records accepted emails in files."""
-
     module: str
     program: Program
 
@@ -79,7 +75,6 @@ class LocalProvider:
         self.start()
 
     def start(self) -> None:
-        """Start the process on the same port, with the same record of accepted emails."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", self.module, *words, *self._options]
         self.program = program = Program(argv, self._folder, "provider", env={"PATH": os.defpath})
@@ -148,8 +143,6 @@ class Sink(LocalProvider):
 
 
 class Double(LocalProvider):
-    """A local SendGrid, which records accepted emails and requests in files."""
-
     module = "dispatcher.dev.http_double"
 
     def behave(self, **behaviour: object) -> None:
@@ -287,7 +280,6 @@ class Host:
         eventually(lambda: len(self.recipient.delivered()) >= count, f"delivery of {count} emails")
 
     def await_finished(self, enqueued: Iterable[UUID], *, seconds: float = DEADLINE_SECONDS) -> Books:
-        """Wait until all of these emails are sent, failed or held, and the dead letters are on the DLQ."""
         ids = set(enqueued)
 
         def unfinished() -> Counter[str]:

@@ -58,10 +58,15 @@ class StoppableServers:
         plan: Plan = json.loads((self.servers.folder / "plan" / f"{name}.json").read_text())
         return plan
 
-    def control_rabbitmq(self, *words: str) -> None:
-        plan = self.plan(RABBITMQ)
-        command = ["/bin/sh", "./rabbitmqctl", "-n", plan["env"]["RABBITMQ_NODENAME"], *words]
-        subprocess.run(command, cwd=plan["cwd"], env=plan["env"], check=True, stdout=subprocess.DEVNULL)
+    def set_watermark(self, fraction: str) -> subprocess.Popen[bytes]:
+        """Start a change of the share of memory above which RabbitMQ raises an alarm. Without a time limit, the command
+        would wait without end for a node that has ended."""
+        plan, none = self.plan(RABBITMQ), subprocess.DEVNULL
+        node = plan["env"]["RABBITMQ_NODENAME"]
+        command = ["./rabbitmqctl", "--timeout", "20", "-n", node, "set_vm_memory_high_watermark", fraction]
+        return subprocess.Popen(
+            ["/bin/sh", *command], cwd=plan["cwd"], env=plan["env"], stdin=none, stdout=none, stderr=none
+        )
 
     def freeze(self, name: str) -> None:
         """Make a server hang until `thaw`. Its connections stay open."""

@@ -113,7 +113,7 @@ def test_readyz_doctor_and_show_name_an_alarm_of_rabbitmq(host: Host, stoppable:
     before = host.enqueue(emails(20, name="before"))
     host.await_finished(before)
     eventually(lambda: failing(address) == [], "readiness")
-    stoppable.control_rabbitmq("set_vm_memory_high_watermark", "0")
+    assert stoppable.set_watermark("0").wait() == 0
     try:
         ids = host.enqueue(emails(1500, name="during"))
         eventually(lambda: failing(address) == ["confirms"], "/readyz", seconds=60)
@@ -123,7 +123,7 @@ def test_readyz_doctor_and_show_name_an_alarm_of_rabbitmq(host: Host, stoppable:
         show = host.command("show", str(max(ids)))
         show.await_exit()
     finally:
-        stoppable.control_rabbitmq("set_vm_memory_high_watermark", "0.4")
+        assert stoppable.set_watermark("0.4").wait() == 0
 
     assert "short of memory or disk space" in readiness
     assert code == 1

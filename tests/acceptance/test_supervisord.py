@@ -23,8 +23,6 @@ EMAILS: Final = 700
 
 
 class Supervised:
-    """A supervisord with our configuration file, with paths and users for the test, and with a host's env file."""
-
     def __init__(self, host: Host, **settings: object) -> None:
         self._host = host
         self.env_file = host.folder / "dispatcher.env"

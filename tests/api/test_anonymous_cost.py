@@ -36,7 +36,6 @@ UNITS: Final = (
         for unit in (b"[", b"[],", b"{},", b'"",', b'{"":', b'{"a":1},', b"1,", b"1.5e300,", b'"\\n",', b"\xff")
     ),
 )
-"""How a body begins, and what it repeats."""
 TEXTS: Final = (b"a", b",", b"\\u0000", b'\\"', b"\\ud83d\\ude00", b"\xc3\xa4")
 """What a body with a single JSON string repeats in the string."""
 UNDOCUMENTED: Final = (

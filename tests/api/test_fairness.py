@@ -25,8 +25,6 @@ ALL: Final = ["send", "read", "operate"]
 
 
 class Requests:
-    """Requests that each hold a permit until the test ends them; `holding` has their callers, in order."""
-
     def __init__(self, turns: FairTurns) -> None:
         self._turns = turns
         self._ends: list[asyncio.Event] = []

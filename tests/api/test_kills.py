@@ -39,7 +39,6 @@ class Clients:
         self.posted: set[str] = set()
 
     async def post(self, port: int, life: int) -> None:
-        """Posts until the connections break. Each message key contains `life`, the number of the API process."""
         await asyncio.gather(*(self._post(port, f"{life}-{client}") for client in range(CLIENTS)))
 
     async def _post(self, port: int, name: str) -> None:

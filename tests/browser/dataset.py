@@ -22,7 +22,6 @@ HOSTILE_HTML = (
     "<meta http-equiv=refresh content='0;url=https://evil.example/'><base href='https://evil.example/'>"
     "<style>body{background:url(https://evil.example/bg)}</style><p id=shown>shown</p>"
 )
-"""Tries everything that a browser must not do."""
 
 
 def fill(stage: Stage) -> Ids:

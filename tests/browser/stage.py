@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -47,11 +46,6 @@ def staged(folder: Path, servers: Servers, template_database: str) -> Iterator[S
         operator = make_key(connection, scopes=["operate"], tenant_id=None, name="ann")
         host.sink()
         captured = folder / "captured"
-        settings: dict[str, Any] = {
-            "API_ADDRESS": "127.0.0.1:0",
-            "OPS": "on",
-            "PROVIDERS": "smtp,capture",
-            "CAPTURE_DIR": captured,
-        }
-        listener = host.command("api", **settings).await_events("api.started")["listener"]
+        api = host.command("api", API_ADDRESS="127.0.0.1:0", OPS="on", PROVIDERS="smtp,capture", CAPTURE_DIR=captured)
+        listener = api.await_events("api.started")["listener"]
         yield Stage(host, Books(connection), f"http://{listener}/ops", operator, captured)

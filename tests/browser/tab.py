@@ -13,7 +13,6 @@ AXE: Final = Path(__file__).with_name("axe") / "axe.min.js"
 NARROW: Final = 320
 WIDE: Final = 1280
 TIMEOUT_MS: Final = 60_000
-"""Far longer than a page takes on a busy machine."""
 
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -75,7 +74,6 @@ class Tab:
         expect(self.page.get_by_role("button", name="Sign out")).to_be_visible()
 
     def refresh(self) -> None:
-        """Makes the page refresh its sections now, and waits until it did."""
         with self.page.expect_response(lambda response: "hx-request" in response.request.headers):
             self.page.evaluate(_REFRESH)
 

@@ -43,9 +43,7 @@ DECK_OF_HOSTS: Final[Mapping[str, int]] = {**DECK, "kill parent": 1, "kill host"
 """The same actions for a storm with a second host. A host that starts while a node is frozen may take a while."""
 PAUSE_SECONDS: Final = (4.0, 12.0)
 CALM_SECONDS: Final = 6.0
-"""The pause between two faults."""
 LAST_SECONDS: Final = 40.0
-"""No fault starts within this time before the end of the storm."""
 MAX_STANDSTILL_SECONDS: Final = 15.0
 NOTICE_SECONDS: Final = 3.0
 FROZEN_SECONDS: Final = 25.0
@@ -166,7 +164,6 @@ CLUSTER_ACTIONS: Final[Mapping[str, ClusterAction]] = {
     "kill standby": miss_standby(Cluster.end, Cluster.restart),
     "freeze standby": miss_standby(Cluster.freeze, Cluster.thaw),
 }
-"""Every action by name."""
 
 
 @dataclass(frozen=True, slots=True)

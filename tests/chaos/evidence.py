@@ -45,7 +45,6 @@ _SETTLED = """
     from dispatcher.operator_audit
     where action = 'settle' and detail ->> 'to' = 'sent'
 """
-"""Selects emails that an event of the provider has made `sent`."""
 _FORGED = "select email_id from dispatcher.email_event where kind = %s"
 _REPORTED = "select distinct email_id from dispatcher.email_event"
 _ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

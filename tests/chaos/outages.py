@@ -12,8 +12,6 @@ from typing import Final
 from tests.acceptance.outages import RABBITMQ, StoppableServers
 
 USUAL_WATERMARK: Final = "0.4"
-CONTROL_SECONDS: Final = "20"
-"""The time limit of `rabbitmqctl`, which otherwise waits without end for a node that has ended."""
 
 
 @dataclass(slots=True)
@@ -51,7 +49,7 @@ class Outages:
 
     def raise_alarm(self, seconds: float) -> None:
         self._alarm_until = time.monotonic() + seconds
-        self._set_watermark("0")
+        self._control = self._ground.set_watermark("0")
 
     def step(self) -> None:
         for name, absence in list(self._absences.items()):
@@ -85,17 +83,4 @@ class Outages:
                 self._alarm_until = 0.0  # the alarm could not be cleared, so try again
         if self._control is None and self._alarm_until is not None and time.monotonic() >= self._alarm_until:
             self._alarm_until = None
-            self._set_watermark(USUAL_WATERMARK)
-
-    def _set_watermark(self, fraction: str) -> None:
-        plan = self._ground.plan(RABBITMQ)
-        node = plan["env"]["RABBITMQ_NODENAME"]
-        words = ["--timeout", CONTROL_SECONDS, "-n", node, "set_vm_memory_high_watermark", fraction]
-        self._control = subprocess.Popen(
-            ["/bin/sh", "./rabbitmqctl", *words],
-            cwd=plan["cwd"],
-            env=plan["env"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+            self._control = self._ground.set_watermark(USUAL_WATERMARK)

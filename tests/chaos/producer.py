@@ -26,7 +26,6 @@ import psycopg
 from dispatcher import Attachment, Email, Sms, enqueue_many
 
 SHARED: Final = "shared"
-"""The name of the group of keys that all producers use."""
 BATCH: Final = 25
 LOOK_SECONDS: Final = 0.05
 IMPOSTOR_EVERY: Final = 40
@@ -39,15 +38,8 @@ LARGE_MIB: Final = (1, 4)
 TROUBLED_EVERY: Final = 16
 """One in this many emails goes to a mailbox for which the SMTP double answers 4xx (`dispatcher.dev.smtp_sink`). For
 half of these mailboxes, the double answers 4xx only at the first attempt."""
-TROUBLES: Final = (
-    "greylisted-",
-    "busy-",
-    "greylisted-",
-    "limited-",
-    "greylisted-",
-    "unverified-",
-    "greylisted-",
-    "full-",
+TROUBLES: Final = tuple(
+    name for other in ("busy-", "limited-", "unverified-", "full-") for name in ("greylisted-", other)
 )
 
 TIMED_EVERY: Final = 20

@@ -157,23 +157,14 @@ RETRY_SECONDS: Final = 1.0
 FINISH_SECONDS: Final = 60.0
 MEAN_DELAY_SECONDS: Final = 2.0
 SHARE_SILENT: Final = 0.04
-"""The share of emails about which the provider never reports an event."""
 SHARE_REPEATED: Final = 0.01
-"""The share of events that the provider reports `MOST_TIMES` times."""
 MOST_TIMES: Final = 46
 SHARE_FORGED: Final = 0.2
 """After this share of requests, a forged request follows."""
 TWILIO: Final = "twilio"
 FORGED: Final = EventKind.UNSUBSCRIBED
 BATCH: Final = 200
-_KINDS: Final = (
-    EventKind.ACCEPTED,
-    EventKind.DEFERRED,
-    EventKind.DELIVERED,
-    EventKind.OPENED,
-    EventKind.BOUNCED,
-    EventKind.COMPLAINED,
-)
+_KINDS: Final = [kind for kind in _NAMES if kind not in (EventKind.CLICKED, EventKind.UNSUBSCRIBED)]
 
 
 def event_of(email_id: UUID, kind: EventKind, provider: str, happened_at: datetime) -> ProviderEvent:

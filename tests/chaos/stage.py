@@ -204,7 +204,6 @@ Action = Callable[[StormStage, Random], bool]
 """Causes a fault; returns False if the fault is not possible now."""
 
 BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Error)
-"""The errors that a client gets from a server that is stopping."""
 
 
 def rows_of(stage: StormStage, statement: str, *values: object) -> list[tuple[Any, ...]]:

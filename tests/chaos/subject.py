@@ -18,7 +18,6 @@ from tests.supervisor.program import Event, Program, eventually
 COMMAND: Final = (sys.executable, "-m", "dispatcher.cli.main", "run")
 SERVERS: Final = (POSTGRES, RABBITMQ)
 TURN_SECONDS: Final = 30.0
-"""The time limit for a command, which takes the proxies' thread far less time."""
 
 
 class Network:

@@ -25,7 +25,6 @@ from dispatcher.cli.main import main
 from dispatcher.dev.servers import Servers
 
 DEADLINE_SECONDS: Final = 60.0
-"""Far more seconds than any command takes, even on a busy machine."""
 PROGRAM: Final = (sys.executable, "-m", "dispatcher.cli.main")
 
 

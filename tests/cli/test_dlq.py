@@ -28,7 +28,6 @@ WHY = ("--reason", "the provider is back")
 
 @pytest.fixture
 def offline(storing: CommandLine) -> CommandLine:
-    """`dispatcher` with tables, while RabbitMQ is unreachable."""
     return storing.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")
 
 

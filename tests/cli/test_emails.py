@@ -15,7 +15,6 @@ WHY = ("--reason", "seen at the provider")
 
 
 def made(tables: Books, count: int, **columns: object) -> list[str]:
-    """Emails with these columns."""
     email_ids = tables.enqueue(count)
     for email_id in email_ids:
         tables.change(email_id, **columns)

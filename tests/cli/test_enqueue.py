@@ -215,7 +215,6 @@ def test_an_empty_file_is_a_success_and_one_that_cannot_be_opened_a_usage_error(
 
 @contextmanager
 def stored_batch(storing: CommandLine, tables: Books) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that has stored its first batch and waits for more lines than 700."""
     with storing.started("enqueue", "--file", "-", "--json") as process:
         assert process.stdin is not None
         process.stdin.write(_lines(map(_email, range(700))))

@@ -77,7 +77,6 @@ def owner(bare: CommandLine, servers: Servers, database: Database, topology_name
 
 
 def granted(owner: CommandLine, database: Database) -> dict[str, CommandLine]:
-    """`dispatcher` as each role, after `init` and after the owner has executed the output of `topology grants`."""
     succeed(owner, "init")
     options = [word for role in ("producer", "dispatcher", "reader") for word in (f"--{role}", database.names[role])]
     database.execute(owner("topology", "grants", "--exact", *options).stdout, "owner")

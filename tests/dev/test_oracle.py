@@ -178,10 +178,7 @@ EARLIER = attempt(HELD, "deferred", 0, started_at=49.9)
 
 ON_THE_WIRE = {  # a request whose answer reached no worker
     "no answer was written": held([Exchange(HELD, 100.1)], []),
-    "the answer was left unread": held([Exchange(HELD, 100.1, 100.4, was_read=False)], [KILLED]),
-    "answered to the dead": held([Exchange(HELD, 100.1, 100.6)], [KILLED]),
     "cut off while it arrived": replace(held([], [KILLED]), wire=Wire(fragments=[CUT_OFF])),
-    "answered to the frozen": held([Exchange(HELD, 100.1, 101.0)], [FROZEN]),
     "into a connection that the provider closed": replace(GOOD, wire=Wire(closed_at=[100.2])),
 }
 AT_THE_EDGE = {  # a worker killed in a moment that no ledger distinguishes
@@ -189,7 +186,6 @@ AT_THE_EDGE = {  # a worker killed in a moment that no ledger distinguishes
     "before its first byte, and another's was cut off long before": replace(
         held([], [KILLED]), wire=Wire(fragments=[Fragment(90.0, 90.1)])
     ),
-    "frozen before its first byte": held([], [FROZEN]),
     "frozen, and recorded by the relay": replace(held([], [FROZEN]), attempts=[BY_THE_RELAY]),
     "just after its answer": held([Exchange(HELD, 100.1, 100.499)], [KILLED]),
 }

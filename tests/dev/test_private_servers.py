@@ -189,7 +189,6 @@ def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monke
 
 
 def listening(pids: list[int]) -> set[tuple[str, int]]:
-    """The hosts, in the format of the kernel, and the ports on which these processes listen."""
     inodes = {inode for pid in pids for inode in _sockets(pid)}
     tables = [Path(table).read_text().splitlines()[1:] for table in ("/proc/net/tcp", "/proc/net/tcp6")]
     found = [line.split() for table in tables for line in table]

@@ -87,8 +87,6 @@ class Host:
         return self.channel.accepted[0].alert
 
     async def until_reconnected(self) -> None:
-        """Checks until the host has reached PostgreSQL. It then stores the notices that it sent during an outage."""
-
         async def is_reconnected() -> bool:
             await self.run_once()
             return not self.state.is_alone

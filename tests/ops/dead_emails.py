@@ -30,7 +30,6 @@ class DeadEmails:
         self.topology = topology
 
     def create(self, count: int = 1, *, status: str = "failed", **columns: Any) -> list[UUID]:
-        """Creates `count` failed or held emails, by default with three attempts each; returns their ids."""
         usual = {
             "status": status,
             "attempt_count": 3,

@@ -48,7 +48,6 @@ LEASE_SECONDS = 60.0
 
 @pytest.fixture
 def worker(tables_url: str) -> Iterator[psycopg.Connection]:
-    """Opens the sessions of a leading relay and of a worker."""
     with (
         psycopg.connect(tables_url, autocommit=True, application_name=WORKER) as worker,
         psycopg.connect(tables_url, autocommit=True) as relay,

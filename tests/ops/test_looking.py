@@ -261,8 +261,6 @@ async def test_the_dead_letter_of_a_deleted_email_is_audited_before_its_removal(
 
 
 class Eventful(DeadLetterQueue):
-    """A DLQ that runs one of the given events after each of its first reads."""
-
     def __init__(self, connection: Connection, queue: str, events: list[Callable[[], Awaitable[None]]]) -> None:
         super().__init__(connection, queue)
         self._events = iter(events)

@@ -84,8 +84,6 @@ def _serve(pipe: Connection[Any, Any], folder: Path, slot: str, file_octets: int
 
 
 def _race(labels: int) -> None:
-    """Counts new labels in four threads at the same time."""
-
     def count(thread: int) -> None:
         for number in range(labels):
             metrics.THROTTLES.add(1, f"provider-{thread}-{number}")

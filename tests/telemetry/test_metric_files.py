@@ -20,7 +20,6 @@ from dispatcher.telemetry.metric_files import FIRST_OCTETS, PREFIXES
 from tests.telemetry.counting import EXPIRED, IN_FLIGHT, SENT, counting, samples, skipped
 
 MANY = 600
-"""More label values than fit into a new file."""
 
 
 def files(folder: Path) -> list[str]:

@@ -67,7 +67,6 @@ def visit(api: Api) -> Browser:
 
 
 async def lead_back(browser: Browser, target: str = "/") -> str:
-    """Begins a sign-in, and signs in at the issuer. Returns the path with which the browser comes back."""
     started = await browser.get(f"{OPS}/sign-in/openid?next={target}")
     assert started.status == 303, started.body.decode()
     answer = await browser.api.client.get(started.headers["location"]).build().send()
