@@ -18,7 +18,6 @@ from typing import Final
 CHECKOUT: Final = Path(__file__).parents[1]
 _OF_SQL: Final = ("tests/store", "tests/test_sql.py", "tests/recovery")
 _OF_ALL: Final = {"tests/conftest.py", "pyproject.toml", "setup.cfg"}
-"""A change of these concerns every test."""
 
 
 def paths_of(changed: Iterable[str], checkout: Path = CHECKOUT) -> list[str]:

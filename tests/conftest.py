@@ -176,7 +176,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def template_database(servers: Servers) -> str:
-    """The name of a migrated database that tests clone."""
     name = f"template_{secrets.token_hex(4)}"
     _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
     with connected(_named(servers.database_url, name)) as connection:
@@ -206,7 +205,6 @@ def database_url(own_database_url: str) -> str:
 
 @pytest.fixture
 def empty_database_url(servers: Servers) -> Iterator[str]:
-    """An empty database for this test."""
     name = f"test_{secrets.token_hex(6)}"
     _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
     yield _named(servers.database_url, name)
@@ -223,7 +221,6 @@ def closed_port() -> Iterator[int]:
 
 @pytest.fixture
 def connection(database_url: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
-    """A connection to this test's database, in autocommit."""
     if "tables_url" in request.fixturenames and database_url == request.getfixturevalue("tables_url"):
         yield request.getfixturevalue("tables_session")
     else:
@@ -233,28 +230,24 @@ def connection(database_url: str, request: pytest.FixtureRequest) -> Iterator[ps
 
 @pytest.fixture
 def topology_names() -> Topology:
-    """Names of an exchange and queues that no other test uses; not declared yet."""
     name = f"test.{secrets.token_hex(6)}"
     return Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
 
 
 @pytest.fixture(scope="session")
 def declarer(servers: Servers) -> Iterator[Declarer]:
-    """Creates and deletes queues over one connection for the whole run."""
     with Declarer(servers.amqp_url) as opened:
         yield opened
 
 
 @pytest.fixture
 async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A RabbitMQ client that is separate from the client under test."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield Rabbit(connection)
 
 
 @pytest.fixture
 def topology(declarer: Declarer, topology_names: Topology) -> Iterator[Topology]:
-    """An exchange and queues for this test, deleted afterwards."""
     declarer.declare(topology_names)
     yield topology_names
     declarer.delete(topology_names)

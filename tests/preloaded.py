@@ -66,8 +66,6 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], stdout: int, stderr: i
 
 
 class _Forker:
-    """The preloaded process."""
-
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -96,8 +94,6 @@ def _forker() -> _Forker:
 
 
 class _Forked:
-    """A process that the preloaded process has forked and waits for."""
-
     def __init__(self, report: int) -> None:
         self._report = report
         self._code: int | None = None
@@ -199,7 +195,6 @@ def _become(request: _Request) -> None:
 
 
 def main() -> None:
-    """Serve until the test process ends."""
     _preload()
     gc.collect()
     gc.freeze()

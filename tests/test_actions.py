@@ -18,17 +18,7 @@ import psycopg
 import pytest
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import (
-    Action,
-    Change,
-    Mistakes,
-    Reach,
-    Refused,
-    example,
-    field,
-    path_of,
-    read,
-)
+from dispatcher.actions.action import Action, Change, Mistakes, Reach, Refused, example, field, path_of, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import ListDead
 from dispatcher.actions.held import ListHeld
@@ -184,7 +174,6 @@ def _audited(connection: psycopg.Connection) -> list[Any]:
 
 
 def _lasting(detail: dict[str, Any] | None) -> dict[str, Any]:
-    """The detail without ids and times, which differ each time."""
     lasting = (detail or {}).items()
     return {
         name: each for name, each in lasting if not name.endswith(("_id", "_ids")) and name not in ("since", "until")
@@ -216,7 +205,6 @@ async def test_all_faces_report_all_mistakes_at_once_in_the_same_words(
 
 
 def _mistake(kind: Any) -> tuple[str, list[str]]:
-    """A text that is wrong for this kind, and the rules that it breaks."""
     for text in ("-", "x" * 501):
         try:
             kind.of_text(text)

@@ -39,7 +39,6 @@ def over(driver: str, url: str) -> str:
 
 @pytest.fixture
 def engine(tables_url: str) -> Iterator[sqlalchemy.Engine]:
-    """An SQLAlchemy engine that uses psycopg."""
     made = sqlalchemy.create_engine(over("psycopg", tables_url))
     yield made
     made.dispose()
@@ -47,7 +46,6 @@ def engine(tables_url: str) -> Iterator[sqlalchemy.Engine]:
 
 @pytest.fixture
 async def async_engine(tables_url: str) -> AsyncIterator[AsyncEngine]:
-    """An asynchronous SQLAlchemy engine that uses psycopg."""
     made = create_async_engine(over("psycopg", tables_url))
     yield made
     await made.dispose()
@@ -55,7 +53,6 @@ async def async_engine(tables_url: str) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def django(tables_url: str) -> Iterator[Any]:
-    """A Django connection that has not connected yet."""
     from django.conf import settings
 
     if not settings.configured:
@@ -72,7 +69,6 @@ def django(tables_url: str) -> Iterator[Any]:
 
 
 def keys(books: Books) -> list[str]:
-    """The message keys of the stored emails."""
     return [row["message_key"] for row in books.rows()]
 
 
@@ -116,7 +112,6 @@ async def test_commit_and_rollback_of_sqlalchemys_async_session_decide_too(
 
 
 def end_session(url: str, session: int) -> None:
-    """Terminate the session, as a restart of PostgreSQL would."""
     with psycopg.connect(url, autocommit=True) as administrator:
         administrator.execute("select pg_terminate_backend(%s, 5000)", (session,))
 

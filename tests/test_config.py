@@ -133,6 +133,7 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         ("DISPATCHER_QUEUE", "amq.mine", "not begin with `amq.`"),
         ("DISPATCHER_DLQ", "email.dispatcher.send", "has the same name as the send queue"),
         ("DISPATCHER_RETAIN_AUDIT_DAYS", "90", "is shorter"),
+        ("DISPATCHER_RETAIN_CONTENT_DAYS", "3650", "is longer"),
         ("DISPATCHER_SMTP_URL", "smtp://mx?starttls=no", "must have no path and no option except"),
         ("DISPATCHER_SMTP_URL", "smtp://app:secret@mx/path", "must have no path"),
         ("DISPATCHER_SMTP_URL", "smtps://mx?tls=none", "contradicts"),
@@ -243,7 +244,6 @@ COMPANIES = {
     },
     "DISPATCHER_ALERT_WEBHOOK_URL": {"DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET},
 }
-"""What must be set together with a secret."""
 
 
 class TestSecrets:

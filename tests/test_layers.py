@@ -79,12 +79,9 @@ INPUT_AND_OUTPUT: Final = {
     *("asyncio", "ftplib", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "select", "shutil"),
     *("signal", "smtplib", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "urllib"),
 }
-"""Modules that the domain must not import."""
 
 
 class Import(NamedTuple):
-    """One import of a module, with the importing file and room."""
-
     where: str
     """File and line, for the error message."""
     file: str
@@ -104,13 +101,11 @@ FLOOR_OF: Final = {room: number for number, rooms in enumerate(FLOORS) for room 
 
 
 def room_of(module: str) -> str:
-    """The room of one of our modules; names of the package itself belong to the facade."""
     room = f"{module}.".split(".")[1]
     return room if room in ROOMS or room in FLOOR_OF else FACADE
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    """All imports in a file, including imports inside functions."""
     parts = ("dispatcher", *path.relative_to(FOLDER).with_suffix("").parts)
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]
     nodes = list(ast.walk(ast.parse(path.read_bytes())))

@@ -30,7 +30,6 @@ Row = tuple[str, str, tuple[str, ...]]
 
 
 def section(heading: str) -> str:
-    """The text below a heading of docs/metrics.md."""
     _, _, after = PAGE.read_text().partition(f"## {heading}\n")
     return after.partition("\n## ")[0]
 
@@ -84,7 +83,6 @@ def test_the_page_lists_every_metric_and_every_check() -> None:
 
 
 def calls(path: Path) -> Iterator[ast.Call]:
-    """All calls of a log method in a file."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         match node:
             case ast.Call(func=ast.Attribute(value=log, attr=level)) if level in LEVELS:
@@ -96,7 +94,6 @@ def calls(path: Path) -> Iterator[ast.Call]:
 
 @cache
 def logged() -> list[tuple[str, ast.Call]]:
-    """All calls of a log method, each with its file and line."""
     return [
         (f"{path.relative_to(FOLDER)}:{call.lineno}", call)
         for path in sorted(FOLDER.rglob("*.py"))

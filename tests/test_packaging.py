@@ -30,7 +30,6 @@ def setup() -> configparser.ConfigParser:
 
 
 def packages(pattern: str, *prefix: str) -> set[str]:
-    """The packages whose folders contain files like this."""
     return {".".join((*prefix, *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob(pattern)}
 
 
@@ -105,7 +104,6 @@ def pins(name: str) -> dict[str, str]:
 
 
 def requirements_of(extra: str) -> list[Requirement]:
-    """What pyproject.toml requires for an extra, with the package's own dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = list(map(Requirement, [*project["dependencies"], *project["optional-dependencies"].get(extra, ())]))
     nested = [requirement for each in listed if each.name == project["name"] for requirement in each.extras]

@@ -48,8 +48,6 @@ class Way:
 
 
 class Application:
-    """An application's connection, synchronous or asynchronous."""
-
     def __init__(self, connection: Any, *, twin: bool) -> None:
         self._connection = connection
         self._twin = twin
@@ -77,7 +75,6 @@ class Application:
 
 @pytest.fixture(params=[Way(False), Way(True)], ids=["sync", "async"])
 def way(request: pytest.FixtureRequest) -> Way:
-    """A synchronous or an asynchronous connection, each in a transaction."""
     assert isinstance(request.param, Way)
     return request.param
 
@@ -382,7 +379,6 @@ class TestRaces:
 
     @pytest.fixture
     def first(self, tables_url: str) -> Any:
-        """An open transaction that has enqueued `key`."""
         with psycopg.connect(tables_url) as connection:
             answer = enqueue(connection, email("key"))
             yield connection, answer

@@ -27,7 +27,6 @@ STAND_INS = {"ID": "0198c2f4-0000-7000-8000-000000000000", "KEY": "order-17-rece
 
 
 def commands() -> list[str]:
-    """All `dispatcher …` commands in the runbook, in blocks and in sentences, without comments."""
     lines = [line.strip() for block in FENCED.finditer(RUNBOOK) for line in block["text"].splitlines()]
     found = [line.partition(" #")[0].strip() for line in lines]
     found += [f"{each[1]} ID" for line in found if (each := re.fullmatch(r"xargs -n \d+ (dispatcher .+) < \S+", line))]
@@ -36,7 +35,6 @@ def commands() -> list[str]:
 
 
 def parse(line: str, tmp_path: Path) -> None:
-    """Parses a command line as `dispatcher` does, without running it."""
     words = [STAND_INS.get(word, word) for word in shlex.split(line)[1:]]
     words = [str(tmp_path / word) if word.endswith(".json") else word for word in words]
     command: click.Command = dispatcher
@@ -70,7 +68,6 @@ STEPS = re.split(r"^\d\. ", RESTORED, flags=re.MULTILINE)[1:]
 
 
 def statement(text: str, verb: str) -> bytes:
-    """The only statement of a text that begins with this verb."""
     statements = [block["text"].strip() for block in FENCED.finditer(text) if block["language"] == "sql"]
     (found,) = [each for each in statements if each.startswith(verb)]
     return found.encode()
@@ -121,7 +118,6 @@ def sent(commandline: CommandLine) -> set[UUID]:
 
 
 async def purge(servers: Servers, queue: str) -> None:
-    """Purges a queue, like `rabbitmqctl purge_queue`."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         channel = await connection.open_channel()
         await channel.call(channel.raw.queue_purge, queue=queue)

@@ -54,7 +54,6 @@ def called_name(call: ast.Call) -> str | None:
 
 
 def texts(call: ast.Call) -> set[str]:
-    """The literal texts among the arguments of a call."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     chosen = [each for one in given for each in ([one.body, one.orelse] if isinstance(one, ast.IfExp) else [one])]
     return {each.value for each in chosen if isinstance(each, ast.Constant) and isinstance(each.value, str)}
@@ -137,7 +136,6 @@ def columns_of(kind: Any) -> list[str | None] | None:
 
 
 def faults_of(connection: psycopg.Connection, statement: Statement[..., Any]) -> list[str]:
-    """What differs between a signature and its statement."""
     text = all_queries()[statement.name].decode()
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)[sbt]", text)))
     _, *parameters = inspect.signature(statement.stub).parameters

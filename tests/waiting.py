@@ -54,6 +54,5 @@ class Overtime:
         self._handle = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def end(self) -> float:
-        """Stop the measurement; returns the seconds."""
         self._handle.cancel()
         return max(0, self._ticks) * _TICK_SECONDS

@@ -69,7 +69,6 @@ def _docstrings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def find(path: Path) -> tuple[list[str], int]:
-    """A line about each word in a file that we do not use, and the number of all words in its prose."""
     found: list[str] = []
     count = 0
     for first_line, prose in passages(path):
@@ -82,7 +81,6 @@ def find(path: Path) -> tuple[list[str], int]:
 
 
 def tracked() -> list[Path]:
-    """The Python, SQL and Markdown files of the checkout."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.md", "*.sql"], cwd=ROOT, check=True, capture_output=True, text=True
     )

@@ -17,8 +17,6 @@ FINAL: Final = ("sent", "failed", "held", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class EmailRecord:
-    """An email's row in the database."""
-
     status: str
     attempt_count: int
     error_type: str | None
@@ -55,7 +53,6 @@ class Books:
         delivered: Mapping[UUID, int],
         dead_letters: Sequence[QueueMessage],
     ) -> Self:
-        """Compare the enqueued emails with the rows, the deliveries and the dead letters."""
         ids = frozenset(enqueued)
         by_status: dict[str, set[UUID]] = {}
         for email_id in ids & rows.keys():
@@ -75,17 +72,14 @@ class Books:
         )
 
     def count(self, status: str) -> int:
-        """The number of emails with this status."""
         return len(self.by_status.get(status, ()))
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of emails per status, without zeros."""
         return {status: len(ids) for status, ids in self.by_status.items()}
 
     @property
     def is_announced(self) -> bool:
-        """Whether the DLQ has exactly the right dead letters."""
         return not self.unannounced
 
     def assert_harmless(self) -> None:
@@ -99,8 +93,6 @@ class Books:
         assert self.misannounced <= self.by_status.get("sent", frozenset())
 
     def assert_balanced(self) -> None:
-        """Like `assert_harmless`, and asserts that the DLQ has exactly one dead letter for each failed or held
-        email."""
         self.assert_harmless()
         assert not self.misannounced, f"with a dead letter, but neither failed nor held: {self.misannounced}"
 

@@ -29,7 +29,6 @@ CANARIES: Final = {
     "password": "vykrapassword",
     "caller's key": "vykracaller",
 }
-"""The private words by the field that contains them."""
 API_KEY: Final = f"SG.{CANARIES['API key']}01.x2y3"
 PASSWORD: Final = CANARIES["password"]
 RECIPIENT: Final = f"{CANARIES['recipient']}@example.org"
@@ -48,7 +47,6 @@ _CONTENT_TABLES: Final = ("email_content", "email_attachment")
 
 
 def email(key: str) -> Email:
-    """An email whose private values are all canaries."""
     return Email(
         message_key=key,
         correlation_id=f"order-{key}",
@@ -84,7 +82,6 @@ def _forms(canary: str) -> Iterator[bytes]:
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """The content of every file below a folder, by path."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -133,7 +130,6 @@ _PATHS: Final = (
 
 
 def request(listener: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    """Sends a request; returns the status, and all bytes of the response."""
     connection = HTTPConnection(listener, timeout=20)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body or None, {"Content-Type": "application/json", **named})
@@ -144,7 +140,6 @@ def request(listener: str, method: str, path: str, body: bytes = b"", **headers:
 
 
 def ask_everything(listener: str) -> bytes:
-    """Sends all invalid requests; returns all responses."""
     good, other = orjson.dumps(GOOD), orjson.dumps({**GOOD, "subject": NAME})
     batch = orjson.dumps({"emails": [*_BAD]})
     answers = [

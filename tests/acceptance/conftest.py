@@ -16,7 +16,6 @@ from tests.monitor.receiver import Receiver, receiving
 
 @pytest.fixture
 def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> Iterator[Host]:
-    """A host on the servers of the whole test run."""
     opened = Host(tmp_path, servers, database_url, topology)
     yield opened
     opened.destroy()
@@ -24,7 +23,6 @@ def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology
 
 @pytest.fixture
 def double(tmp_path: Path, host: Host) -> Iterator[Double]:
-    """A SendGrid double for this test, which receives the host's emails."""
     host.recipient = made = Double(tmp_path / "double")
     yield made
     made.kill()
@@ -32,7 +30,6 @@ def double(tmp_path: Path, host: Host) -> Iterator[Double]:
 
 @pytest.fixture(scope="module")
 def ca() -> trustme.CA:
-    """The authority that signed the certificate of the webhook receiver."""
     return trustme.CA()
 
 

@@ -1,11 +1,4 @@
-"""A host under test: `dispatcher run` as real processes, with its own database, queues, run directory and provider.
-
-host   = Host(…)                    everything that the processes of one test share
-ids    = host.enqueue(emails(500))  through the library, like an application
-run    = host.run(LEASE_SECONDS=300)
-run.pid_of("worker 0") …            see `tests.supervisor.program.Program`
-host.books(ids).…                   see `books`: from tables, DLQ and provider, not from the dispatcher's reports
-"""
+"""A host under test: `dispatcher run` as real processes, with its own database, queues, run directory and provider."""
 
 from __future__ import annotations
 
@@ -49,16 +42,10 @@ VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "RESEND_API_KEY", "OTEL_", "LD_PRELOA
 
 
 class Recipient(Protocol):
-    """A provider double, which records the emails that it accepts."""
-
     @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings with which a dispatcher sends to this double."""
-        ...
+    def settings(self) -> Mapping[str, str]: ...
 
-    def delivered(self) -> Counter[UUID]:
-        """The number of times that each email arrived."""
-        ...
+    def delivered(self) -> Counter[UUID]: ...
 
 
 class Capture:
@@ -69,23 +56,14 @@ class Capture:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """See `Recipient`."""
         return {"PROVIDERS": "capture", "CAPTURE_DIR": str(self.folder)}
 
     def delivered(self) -> Counter[UUID]:
-        """See `Recipient`."""
         folder = self.folder / "new"
         return Counter(UUID(path.name[:36]) for path in folder.iterdir()) if folder.exists() else Counter()
 
 
 class LocalProvider:
-    """A local provider as a separate process, which records accepted emails in files.
-
-    Attributes:
-        module: The program.
-        program: The process; a new one after `start`.
-    """
-
     module: str
     program: Program
 
@@ -97,7 +75,6 @@ class LocalProvider:
         self.start()
 
     def start(self) -> None:
-        """Start the process on the same port, with the same record of accepted emails."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", self.module, *words, *self._options]
         self.program = program = Program(argv, self._folder, "provider", env={"PATH": os.defpath})
@@ -105,7 +82,6 @@ class LocalProvider:
         self._started = orjson.loads(program.log)
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL."""
         self.program.destroy()
 
     @property
@@ -118,7 +94,6 @@ class LocalProvider:
         return Path(self._started["ledger"])
 
     def delivered(self) -> Counter[UUID]:
-        """See `Recipient`."""
         return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
 
     def deliveries(self) -> Counter[tuple[UUID, str]]:
@@ -137,8 +112,6 @@ class LocalProvider:
 
 
 class Sink(LocalProvider):
-    """The local SMTP server."""
-
     module = "dispatcher.dev.smtp_sink"
 
     def __init__(self, folder: Path, *options: str, keeps_eml: bool = False) -> None:
@@ -146,7 +119,6 @@ class Sink(LocalProvider):
 
     @property
     def mail_folder(self) -> Path:
-        """The folder of the accepted emails, if the server keeps emails."""
         return self._folder / "mail"
 
     def behave(self, **behaviour: object) -> None:
@@ -163,7 +135,6 @@ class Sink(LocalProvider):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """See `Recipient`."""
         return {
             "PROVIDERS": "smtp",
             "SMTP_URL": f"smtp://127.0.0.1:{self._port}?tls=none",
@@ -172,8 +143,6 @@ class Sink(LocalProvider):
 
 
 class Double(LocalProvider):
-    """A local SendGrid, which records accepted emails and requests in files."""
-
     module = "dispatcher.dev.http_double"
 
     def behave(self, **behaviour: object) -> None:
@@ -185,7 +154,6 @@ class Double(LocalProvider):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """See `Recipient`."""
         return {"PROVIDERS": "sendgrid", "SENDGRID_HOST": self._url, "SENDGRID_API_KEY": "SG.test.key"}
 
     @property
@@ -216,8 +184,6 @@ class Double(LocalProvider):
 
 
 class Host:
-    """What the processes of one test share: database, queues, run directory and provider."""
-
     def __init__(self, folder: Path, servers: Servers, database_url: str, topology: Topology) -> None:
         self.folder = folder
         self.servers = servers
@@ -236,15 +202,12 @@ class Host:
         return self._sink
 
     def run(self, *, stdout: Path | None = None, **settings: object) -> Program:
-        """Start `dispatcher run` with these settings changed."""
         return self.command("run", stdout=stdout, **settings)
 
     def command(self, *words: str, stdout: Path | None = None, **settings: object) -> Program:
-        """Start a command of `dispatcher`. Settings are given without the prefix DISPATCHER_."""
         return self.program([*DISPATCHER, *words], words[0], stdout=stdout, env=self.environment(**settings))
 
     def program(self, argv: Sequence[str], name: str, *, env: Mapping[str, str], stdout: Path | None = None) -> Program:
-        """Start a program in its own session. `destroy` kills the program."""
         program = Program(argv, self.folder, f"{name}-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)
         return program
@@ -272,17 +235,14 @@ class Host:
         return {"PATH": os.defpath, **env}
 
     def enqueue(self, emails: Iterable[Email]) -> set[UUID]:
-        """Enqueue through the library, in one transaction; returns the ids."""
         with psycopg.connect(self.database_url) as connection:
             return {answer.email_id for answer in enqueue_many(connection, emails)}
 
     def rows(self) -> dict[UUID, EmailRecord]:
-        """The rows of all emails, by id."""
         statement = "select email_id, status, attempt_count, error_type, locked_by from email_log"
         return {row[0]: EmailRecord(*row[1:]) for row in self._read(statement)}
 
     def count_unfinished(self) -> int:
-        """The number of emails that are pending or sending."""
         ((count,),) = self._read("select count(*) from email_log where status in ('pending', 'sending')")
         return int(count)
 
@@ -297,7 +257,6 @@ class Host:
         return self._reader.execute(statement.encode()).fetchall()
 
     def leased_by(self, pid: int) -> set[UUID]:
-        """The ids of the emails that a worker has leased."""
         rows = self.rows().items()
         return {email_id for email_id, row in rows if row.status == "sending" and f":{pid}:" in (row.locked_by or "")}
 
@@ -314,16 +273,13 @@ class Host:
         eventually(lambda: len(self.leased_by(pid)) > CONNECTIONS, f"leases of {pid}")
 
     def books(self, enqueued: Iterable[UUID]) -> Books:
-        """What happened to every enqueued email."""
         dead_letters = self.rabbit.read_all(self.topology.dlq)
         return Books.of(enqueued, self.rows(), self.recipient.delivered(), dead_letters)
 
     def await_delivered(self, count: int) -> None:
-        """Wait until the provider has accepted this number of emails."""
         eventually(lambda: len(self.recipient.delivered()) >= count, f"delivery of {count} emails")
 
     def await_finished(self, enqueued: Iterable[UUID], *, seconds: float = DEADLINE_SECONDS) -> Books:
-        """Wait until all of these emails are sent, failed or held, and the dead letters are on the DLQ."""
         ids = set(enqueued)
 
         def unfinished() -> Counter[str]:
@@ -345,7 +301,6 @@ class Host:
         return "\n".join(f"--- {each.pid}\n{each.log[-2000:]}{each.words[-2000:]}" for each in self._programs)
 
     def destroy(self) -> None:
-        """Kill all programs that still run."""
         for program in self._programs:
             program.destroy()
         if self._sink:
@@ -373,13 +328,11 @@ def new_host(folder: Path, servers: Servers, topology: Topology) -> Iterator[Hos
 
 
 def address_of(run: Program) -> str:
-    """The address of a run's status pages."""
     listener: str = run.await_events("http.listening")["listener"]
     return listener
 
 
 def get(address: str, path: str) -> tuple[int, str]:
-    """The status and the text of a status page."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as reply:
             return reply.status, reply.read().decode()
@@ -388,13 +341,11 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 
 def sample(address: str, name: str) -> float | None:
-    """The value of a metric."""
     values = [line.rpartition(" ") for line in get(address, "/metrics")[1].splitlines()]
     return next((float(value) for found, _, value in values if found == name), None)
 
 
 def failing(address: str) -> list[str]:
-    """The checks of /readyz that fail."""
     checks = json.loads(get(address, "/readyz")[1])["checks"]
     return [name for name, check in checks.items() if not check["ok"]]
 
@@ -410,13 +361,7 @@ def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
     assert not run.members()
 
 
-def emails(
-    count: int,
-    *,
-    name: str = "email",
-    to: Callable[[int], str | list[str]] | None = None,
-) -> Iterator[Email]:
-    """Plain emails, each to a different recipient."""
+def emails(count: int, *, name: str = "email", to: Callable[[int], str | list[str]] | None = None) -> Iterator[Email]:
     for number in range(count):
         yield Email(
             message_key=f"{name}-{number}",

@@ -26,22 +26,17 @@ BOOT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoppableServers:
-    """The private servers of one test module."""
-
     servers: Servers
 
     def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a server; return when the server has exited."""
         self.send(name, number)
         eventually(lambda: self.has_ended(name), f"the exit of {name}")
 
     def restart(self, name: str) -> None:
-        """Restart a server; return when it accepts clients."""
         self.launch(name)
         eventually(lambda: self.answers(name), f"the restart of {name}", seconds=BOOT_SECONDS)
 
     def send(self, name: str, number: signal.Signals) -> int:
-        """Send a signal to a running server; return the server's pid."""
         pid = self._pid(name)
         os.kill(pid, number)
         return pid
@@ -57,30 +52,30 @@ class StoppableServers:
         return self._processes.running().get(name, pid) != pid
 
     def launch(self, name: str) -> None:
-        """Start a server that has exited."""
         self._processes.launch(name, self.plan(name))
 
     def plan(self, name: str) -> Plan:
-        """How a server is started: program, environment, folder."""
         plan: Plan = json.loads((self.servers.folder / "plan" / f"{name}.json").read_text())
         return plan
 
-    def control_rabbitmq(self, *words: str) -> None:
-        """Run a command of rabbitmqctl."""
-        plan = self.plan(RABBITMQ)
-        command = ["/bin/sh", "./rabbitmqctl", "-n", plan["env"]["RABBITMQ_NODENAME"], *words]
-        subprocess.run(command, cwd=plan["cwd"], env=plan["env"], check=True, stdout=subprocess.DEVNULL)
+    def set_watermark(self, fraction: str) -> subprocess.Popen[bytes]:
+        """Start a change of the share of memory above which RabbitMQ raises an alarm. Without a time limit, the command
+        would wait without end for a node that has ended."""
+        plan, none = self.plan(RABBITMQ), subprocess.DEVNULL
+        node = plan["env"]["RABBITMQ_NODENAME"]
+        command = ["./rabbitmqctl", "--timeout", "20", "-n", node, "set_vm_memory_high_watermark", fraction]
+        return subprocess.Popen(
+            ["/bin/sh", *command], cwd=plan["cwd"], env=plan["env"], stdin=none, stdout=none, stderr=none
+        )
 
     def freeze(self, name: str) -> None:
         """Make a server hang until `thaw`. Its connections stay open."""
         self._signal_family(name, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let a frozen server continue. Idempotent."""
         self._signal_family(name, signal.SIGCONT)
 
     def restore(self) -> None:
-        """Make all servers run again, whatever a test did."""
         for name in (POSTGRES, RABBITMQ):
             if name in self._processes.running():
                 self.thaw(name)
@@ -103,7 +98,6 @@ class StoppableServers:
                 os.kill(member, number)
 
     def answers(self, name: str) -> bool:
-        """Whether a server accepts clients."""
         if name == POSTGRES:
             with suppress(psycopg.OperationalError), psycopg.connect(self.servers.database_url, connect_timeout=2):
                 return True

@@ -1,5 +1,4 @@
-"""A RabbitMQ client that is independent of the dispatcher, and the figures that the management page shows to an
-operator."""
+"""A RabbitMQ client that is independent of the dispatcher, and figures of the management page."""
 
 from __future__ import annotations
 
@@ -30,8 +29,6 @@ def _find(connection: pika.BlockingConnection, queue: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class QueueMessage:
-    """A message on a queue."""
-
     body: bytes
     properties: Any
 
@@ -87,16 +84,13 @@ class Rabbit:
         return int(found.get("messages", 1))
 
     def consumers(self, queue: str) -> int:
-        """The number of consumers."""
         return int(self._find(queue).consumer_count)
 
     def purge(self, queue: str) -> None:
-        """Delete the ready messages."""
         with self._channel() as channel:
             channel.queue_purge(queue)
 
     def delete(self, queue: str) -> None:
-        """Delete the queue."""
         with self._channel() as channel:
             channel.queue_delete(queue)
 
@@ -111,7 +105,6 @@ class Rabbit:
         return closed
 
     def close(self) -> None:
-        """Close the kept connection."""
         kept, self._kept = self._kept, None
         if kept is not None:
             with suppress(pika.exceptions.AMQPError):

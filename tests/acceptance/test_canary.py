@@ -31,8 +31,6 @@ PASSWORD_URL = "smtp://postmaster:{}@127.0.0.1:{}?tls=none"
 
 @dataclass
 class Setup:
-    """A host with two providers and all of its monitoring, the operators' mailbox, and the recorded output."""
-
     host: Host
     double: Double
     sink: Sink
@@ -43,7 +41,6 @@ class Setup:
     output: dict[str, bytes | str] = field(default_factory=dict)
 
     def command(self, *words: str) -> str:
-        """Run a command until it exits; record and return its output."""
         ended = in_process(*words)
         self.output[" ".join(words)] = ended.stdout + ended.stderr
         assert ended.code in (0, 3) or words == ("doctor",), ended
@@ -54,7 +51,6 @@ class Setup:
 def place(
     host: Host, tmp_path: Path, double: Double, receiver: Receiver, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Setup]:
-    """Starts the servers of the setup."""
     login = ("--login", f"postmaster:{canary.PASSWORD}")
     sink, operators = Sink(tmp_path / "sink", *login), Sink(tmp_path / "operators", *login, keeps_eml=True)
     with collecting() as collector:
@@ -187,7 +183,6 @@ def _ask_the_api(place: Setup) -> Program:
 
 
 def _look_at_everything(place: Setup, listener: str) -> None:
-    """Request each status page, and run each command that an operator uses."""
     for page in ("/metrics", "/readyz", "/healthz"):
         place.output[page] = request(listener, "GET", page)[1]
     failed = next(str(each) for each, row in place.host.rows().items() if row.status == "failed")

@@ -25,7 +25,6 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The environment of processes that use this clock."""
         return {
             "LD_PRELOAD": _library(),
             "FAKETIME_TIMESTAMP_FILE": self.file,
@@ -34,7 +33,6 @@ class Clock:
         }
 
     def set(self, ahead: str) -> None:
-        """Set the offset from the true time, such as `+1h`. The change is atomic."""
         new = self.file.with_suffix(".new")
         new.write_text(f"{ahead}\n")
         new.replace(self.file)

@@ -58,7 +58,6 @@ def pgbouncer(folder: Path, database_url: str, *, mode: str) -> Iterator[str]:
 
 
 def _fetch(folder: Path) -> None:
-    """Downloads Debian's package, without root."""
     debian.fetch("pgbouncer", folder, even_if_installed="pgbouncer", remedy="Install pgbouncer.", progress=print)
 
 
@@ -110,7 +109,6 @@ def test_transaction_pooling_is_refused_with_a_remedy_but_applications_may_use_i
 
 @pytest.fixture
 def pair() -> Iterator[tuple[PostgresAccess, PostgresAccess]]:
-    """A primary and its standby, for this test only."""
     with tempfile.TemporaryDirectory(prefix="dispatcher-standby-") as name:
         processes = Processes(Path(name))
         processes.spawn_keeper(os.getpid())

@@ -1,7 +1,4 @@
-"""A real Prometheus scrapes a host, and accepts every rule and every query of the dashboard.
-
-Debian's package is downloaded into the cache without root.
-"""
+"""A real Prometheus scrapes a host, and accepts every rule and every query of the dashboard."""
 
 from __future__ import annotations
 
@@ -34,8 +31,6 @@ scrape_configs:
 
 
 def program() -> str | Path:
-    """The path of `prometheus`."""
-
     def build(folder: Path) -> None:
         fetched = folder / "all"
         fetched.mkdir()
@@ -76,18 +71,15 @@ def scraping(target: str, folder: Path) -> Iterator[Callable[[str], Any]]:
 
 
 def result(ask: Callable[[str], Any], expression: str) -> list[dict[str, Any]]:
-    """The series that an expression returns now."""
     found: list[dict[str, Any]] = ask(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
     return found
 
 
 def rules(ask: Callable[[str], Any]) -> list[dict[str, Any]]:
-    """All alert rules with health and state."""
     return [rule for group in ask("rules")["groups"] for rule in group["rules"]]
 
 
 def enqueue_mixed(host: Host, name: str) -> set[UUID]:
-    """Enqueue emails that the provider accepts, defers at first, or refuses."""
     kinds = ("customer", "greylisted", "refused")
     return host.enqueue(emails(90, name=name, to=lambda number: f"{kinds[number % 3]}-{name}-{number}@example.org"))
 

@@ -32,13 +32,10 @@ from tests.supervisor.program import Program, eventually
 
 SENT = 'dispatcher_emails_total{outcome="accepted",provider="smtp"}'
 LAST = "dispatcher_end_to_end_seconds_count"
-"""The metric that a worker records last for each batch."""
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 class Running:
-    """The shared host, its run, and all emails so far."""
-
     def __init__(self, host: Host, sink: Sink, run: Program) -> None:
         self.host, self.sink, self.run = host, sink, run
         self.ids: set[UUID] = set()
@@ -53,7 +50,6 @@ class Running:
         return Counter(rows[email_id].status for email_id in ids)
 
     def await_outcome(self, ids: Iterable[UUID]) -> Counter[str]:
-        """Wait until all emails are finished and the books of the host balance; returns these emails' statuses."""
         self.host.await_finished(self.ids).assert_balanced()
         return self.statuses(ids)
 

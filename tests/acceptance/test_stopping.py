@@ -1,5 +1,4 @@
-"""`dispatcher run` starts and stops at any moment, next to another run, and with faults of its host.
-Enqueued emails are sent exactly once."""
+"""`dispatcher run` starts and stops at any moment, next to another run, and with faults of its host."""
 
 from __future__ import annotations
 

@@ -23,12 +23,6 @@ EMAILS: Final = 700
 
 
 class Supervised:
-    """A supervisord with our configuration file, with paths and users for the test, and with a host's env file.
-
-    Attributes:
-        env_file: The file that both programs read.
-    """
-
     def __init__(self, host: Host, **settings: object) -> None:
         self._host = host
         self.env_file = host.folder / "dispatcher.env"
@@ -51,7 +45,6 @@ class Supervised:
         self.program: Program = host.program(argv, "supervisord", env=older)
 
     def write(self, **settings: object) -> None:
-        """Write the env file with the host's settings and the given settings."""
         env = self._host.environment(**settings)
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in env.items() if name != "PATH"))
 
@@ -60,7 +53,6 @@ class Supervised:
         return int(self.await_event("dispatcher.started", life)["workers"])
 
     def await_event(self, name: str, times: int = 1) -> dict[str, Any]:
-        """The n-th event with this name in the dispatcher's log. Waits for the event."""
         log = self._host.folder / "dispatcher.log"
 
         def found() -> list[dict[str, Any]]:
@@ -71,7 +63,6 @@ class Supervised:
         return eventually(found, f"{name}, {times} times")[0]
 
     def control(self, *words: str) -> str:
-        """The output of `supervisorctl`."""
         argv = [str(BIN / "supervisorctl"), "--configuration", str(self._configuration), *words]
         return subprocess.run(
             argv, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60, check=False
@@ -79,12 +70,10 @@ class Supervised:
 
     @property
     def parent(self) -> int:
-        """The pid of `dispatcher run`, the only program that starts automatically."""
         (pid,) = self.program.children()
         return pid
 
     def end(self) -> None:
-        """Stop supervisord, which stops its programs."""
         self.program.send(signal.SIGTERM)
         assert self.program.await_exit() == 0
 

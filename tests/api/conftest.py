@@ -41,36 +41,30 @@ def ops_settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 def operator_key(connection: psycopg.Connection) -> str:
-    """A key of an operator for all tenants."""
     return make_key(connection, scopes=["operate"], tenant_id=None, name="ann")
 
 
 @pytest.fixture
 async def ops_api(operator_key: str, ops_settings: Settings) -> AsyncIterator[Api]:
-    """A running API with the operators' page, which needs a key."""
     async with running(ops_settings) as api:
         yield api
 
 
 @pytest.fixture
 def browser(ops_api: Api) -> Browser:
-    """A browser that is not signed in."""
     return Browser(ops_api)
 
 
 @pytest.fixture
 async def operator(ops_api: Api, operator_key: str) -> Browser:
-    """The browser of an operator for all tenants, signed in."""
     return await signed_in(ops_api, operator_key)
 
 
 @pytest.fixture
 async def shop_operator(connection: psycopg.Connection, ops_api: Api) -> Browser:
-    """The browser of an operator of the tenant `shop`, signed in."""
     return await signed_in(ops_api, make_key(connection, scopes=["operate"], name="shop desk"))
 
 
 @pytest.fixture
 async def reader(connection: psycopg.Connection, ops_api: Api) -> Browser:
-    """The browser of a visitor who may only read, of all tenants, signed in."""
     return await signed_in(ops_api, make_key(connection, scopes=["read"], tenant_id=None, name="wall screen"))

@@ -94,7 +94,6 @@ class Api:
         return Answer(response.status, received, bytes(await response.bytes()))
 
     async def post(self, key: str | None = "k-1", body: object = None, **named: Any) -> Answer:
-        """Enqueues an email, `EMAIL` by default."""
         return await self.call("POST", "/v1/emails", key=key, body=EMAIL if body is None else body, **named)
 
     async def get(self, path: str, **named: Any) -> Answer:
@@ -121,10 +120,7 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
 async def running(
     settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS, fetch: Fetch | None = None
 ) -> AsyncIterator[Api]:
-    """Runs an API during the block, with timeouts long enough for a busy machine. `fetch` sends requests to Amazon SNS.
-
-    `lock_seconds`: how long a request waits for a transaction that has locked the same message key or quota row.
-    """
+    """Runs an API during the block, with timeouts long enough for a busy machine. `fetch` asks Amazon SNS."""
     listener: socket.socket = listen(settings, shares_port=False)
     port: int = listener.getsockname()[1]
     stop = asyncio.Event()

@@ -34,7 +34,6 @@ TODAY, TOMORROW = date(2030, 6, 1), date(2030, 6, 2)
 
 @pytest.fixture
 def token(connection: psycopg.Connection) -> str:
-    """An API key that exists before the API starts."""
     return make_key(connection)
 
 
@@ -378,12 +377,10 @@ class Clocks:
     steady: float = 1000.0
 
     def advance(self, seconds: float, *, steady: float | None = None) -> None:
-        """Advances both clocks; the monotonic one by `steady` seconds, if given."""
         self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
         self.steady += seconds if steady is None else steady
 
     def counted(self) -> list[Any]:
-        """The reserved recipients by day, from the database."""
         return self.connection.execute("select day, recipient_count from api_key_day order by day").fetchall()
 
     def key(self, quota: int) -> ApiKey:
@@ -406,7 +403,6 @@ def clocks(database_url: str) -> Iterator[Clocks]:
 
 @pytest.fixture
 async def quotas(clocks: Clocks) -> AsyncIterator[Quotas]:
-    """The quotas as one API process uses them."""
     async with make_pool(clocks.database_url, name="test", size=1) as pool:
         yield Quotas(KeyStore(pool), lambda: clocks.steady)
 

@@ -1,7 +1,6 @@
 """A request of a client without a key costs the process at most a moment, whatever its body contains.
 
-The test sends such requests to every operation in the OpenAPI document, so a new operation is included. Operations that
-need no key get signatures of the right form: these requests get as far as a forged request can.
+Operations that need no key get signatures of the right form: these requests get as far as a forged request can.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ UNITS: Final = (
         for unit in (b"[", b"[],", b"{},", b'"",', b'{"":', b'{"a":1},', b"1,", b"1.5e300,", b'"\\n",', b"\xff")
     ),
 )
-"""How a body begins, and what it repeats."""
 TEXTS: Final = (b"a", b",", b"\\u0000", b'\\"', b"\\ud83d\\ude00", b"\xc3\xa4")
 """What a body with a single JSON string repeats in the string."""
 UNDOCUMENTED: Final = (
@@ -50,7 +48,6 @@ UNDOCUMENTED: Final = (
 
 @pytest.fixture
 def provider_settings(settings: Settings) -> Settings:
-    """Settings for an API to which every provider may post events."""
     twilio = TwilioSettings(
         account_sid="AC" + "0" * 32,
         auth_token="the_token_of_the_account",
@@ -67,7 +64,6 @@ def provider_settings(settings: Settings) -> Settings:
 
 
 def bodies(size: int) -> Iterator[bytes]:
-    """Bodies of this size, each with another content."""
     for start, unit in UNITS:
         yield (start + unit * size)[:size]
         marks = sum(unit.count(mark) for mark in (b"{", b"[", b",", b":"))

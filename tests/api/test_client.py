@@ -94,7 +94,6 @@ async def test_a_lost_response_is_retried_without_a_second_email(api: Api, conne
     lost = 0
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forwards each request to the API, and loses the first two responses."""
         nonlocal lost
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", api.port)
         inner_writer.write(await reader.readuntil(b"}"))

@@ -1,5 +1,4 @@
-"""Providers post events to the API, and recipients unsubscribe. Genuine events are committed before the response; other
-requests are refused."""
+"""Providers post events, and recipients unsubscribe. Genuine events are committed before the response."""
 
 from __future__ import annotations
 
@@ -22,16 +21,7 @@ from dispatcher.events import twilio
 from dispatcher.providers.twilio import TwilioSettings
 from tests.abuse.raw_connection import JSON, head
 from tests.api.running_api import EMAIL, Answer, Api, make_key, running
-from tests.events.requests import (
-    TOPIC,
-    ResendSecret,
-    SendGridKey,
-    Sns,
-    delivery,
-    dumped,
-    resend_event,
-    sendgrid_event,
-)
+from tests.events.requests import TOPIC, ResendSecret, SendGridKey, Sns, delivery, dumped, resend_event, sendgrid_event
 from tests.store.books import Books
 from tests.store.suppressing import hasher_of
 
@@ -55,7 +45,6 @@ def key() -> SendGridKey:
 
 @pytest.fixture
 def event_settings(settings: Settings, key: SendGridKey) -> Settings:
-    """Settings for an API that accepts SendGrid's events, and SES's events from one topic."""
     return replace(settings, sendgrid_events_keys=(key.public,), ses_events_topics=(TOPIC,))
 
 
@@ -75,7 +64,6 @@ async def post(api: Api, key: SendGridKey, events: Any, **headers: str) -> Answe
 
 
 def rows(connection: psycopg.Connection) -> list[Any]:
-    """The email, provider and kind of each stored event."""
     return connection.execute(
         "select email_id, provider, kind from dispatcher.email_event order by kind, event_key"
     ).fetchall()
@@ -258,7 +246,6 @@ async def test_a_provider_without_a_setting_cannot_post_events(events_api: Api) 
 
 @pytest.fixture
 async def sms_api(settings: Settings) -> AsyncIterator[Api]:
-    """A running API with twilio as its provider of SMS."""
     own = TwilioSettings(account_sid="AC" + "0" * 32, auth_token=TOKEN, callback_url=STATUS_URL)
     async with running(replace(settings, providers=("smtp", "twilio"), own={**settings.own, "twilio": own})) as api:
         yield api

@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def orders(connection: psycopg.Connection) -> Iterator[psycopg.Connection]:
-    """A connection to a database with an application's table `orders`."""
     connection.execute("create table orders (number integer primary key, customer text)")
     yield connection
     connection.execute("drop table orders")

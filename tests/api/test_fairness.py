@@ -25,8 +25,6 @@ ALL: Final = ["send", "read", "operate"]
 
 
 class Requests:
-    """Requests that each hold a permit until the test ends them; `holding` has their callers, in order."""
-
     def __init__(self, turns: FairTurns) -> None:
         self._turns = turns
         self._ends: list[asyncio.Event] = []
@@ -43,7 +41,6 @@ class Requests:
             await end.wait()
 
     def end_oldest(self) -> None:
-        """Ends the request that has held its permit for the longest time."""
         self._ends.pop(0).set()
         self.holding.pop(0)
 

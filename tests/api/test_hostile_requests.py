@@ -1,5 +1,4 @@
-"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and releases its
-memory."""
+"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request."""
 
 from __future__ import annotations
 
@@ -30,7 +29,6 @@ INVALID, NOT_ALLOWED = "invalid-email", "email-not-allowed"
 
 
 def request(*headers: str, path: str = "/v1/emails") -> bytes:
-    """The head of a request that enqueues an email."""
     return head(f"POST {path}", JSON, "Idempotency-Key: k", *headers)
 
 
@@ -268,7 +266,6 @@ async def test_a_body_in_thousands_of_tiny_chunks_is_refused(api: Api) -> None:
 
 
 def upload(token: str, body: bytes, length: int) -> bytes:
-    """A request with this content length, and only part of its body."""
     return request(f"Authorization: Bearer {token}", f"Content-Length: {length}") + body
 
 

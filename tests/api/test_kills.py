@@ -32,17 +32,13 @@ def database_url(own_database_url: str) -> str:
 
 
 class Clients:
-    """Concurrent clients that post emails as fast as they can until the API is killed.
-
-    `accepted`: the email ids by message key, for each key that got a 202.
-    """
+    """Concurrent clients that post emails as fast as they can until the API is killed; `accepted` has each 202."""
 
     def __init__(self) -> None:
         self.accepted: dict[str, UUID] = {}
         self.posted: set[str] = set()
 
     async def post(self, port: int, life: int) -> None:
-        """Posts until the connections break. Each message key contains `life`, the number of the API process."""
         await asyncio.gather(*(self._post(port, f"{life}-{client}") for client in range(CLIENTS)))
 
     async def _post(self, port: int, name: str) -> None:
@@ -61,7 +57,6 @@ class Clients:
 
 
 def started(host: Host) -> tuple[Program, int]:
-    """Starts an API; returns its program and its port."""
     api = host.command("api", API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on", LOG_FORMAT="json")
     (event,) = eventually(lambda: api.events("api.started"), "the API's start")
     return api, int(event["listener"].rpartition(":")[2])
@@ -93,7 +88,6 @@ def has_open_sessions(host: Host) -> bool:
 
 
 def stored(host: Host) -> dict[str, UUID]:
-    """The ids of all stored emails, by message key."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return dict(connection.execute("select message_key, email_id from email_log").fetchall())
 

@@ -19,7 +19,6 @@ from tests.waiting import until
 
 @pytest.fixture
 def counted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
-    """Settings of an API whose metrics this process collects."""
     metric_files.begin(tmp_path, metric_files.API)
     try:
         yield replace(settings, metrics_dir=tmp_path, api_metrics_address=Listener("127.0.0.1", 0))
@@ -30,7 +29,6 @@ def counted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 
 
 async def scraped(api: Api, listener: str) -> dict[str, float]:
-    """The API's samples from its metrics page, by name."""
     response = await api.client.get(f"http://{listener}/metrics").build().send()
     lines = (await response.text()).splitlines()
     pairs = (line.rpartition(" ") for line in lines if line.startswith("dispatcher_api_"))

@@ -50,7 +50,6 @@ async def test_every_response_is_in_the_openapi_document(api: Api, connection: p
 
 
 def probe(url: str, key_of_everything: str, key_of_a_reader: str) -> None:
-    """Sends valid and invalid requests to every operation, with the keys and without one."""
     every, reading = ({"Authorization": f"Bearer {key}"} for key in (key_of_everything, key_of_a_reader))
     callers = itertools.cycle([every, reading, every, {}])
     for result in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():

@@ -1,5 +1,4 @@
-"""Emails, replays, suppressions, pauses and webhooks are changed over HTTP within the tenant of a key; and events are
-polled."""
+"""Emails, replays, suppressions, pauses, webhooks and events over HTTP, within the tenant of a key."""
 
 from __future__ import annotations
 
@@ -35,7 +34,6 @@ BAD_QUERIES: Final = ("after=x", "after=", "limit=0", "limit=1001", "limit=x", "
 
 
 def set_status(connection: psycopg.Connection, status: str) -> None:
-    """Sets the status of all emails, and the columns that a worker sets with it."""
     connection.execute(
         "update email_log set status = %s, publish_due_at = null, error_type = 'refused', attempt_count = 1", [status]
     )
@@ -137,7 +135,6 @@ async def interrupted_replay(api: Api, path: str) -> Any:
 
 
 async def has(api: Api, path: str, outcomes: dict[str, int], token: str | None = None) -> bool:
-    """Whether a replay has these outcomes."""
     return bool((await api.get(path, token=token)).json["outcomes"] == outcomes)
 
 

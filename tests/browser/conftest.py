@@ -19,7 +19,6 @@ from tests.browser.tab import Tab, Tabs
 
 @pytest.fixture(scope="module")
 def stage(servers: Servers, template_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A running API with the operators' page, and an empty database."""
     with staged(tmp_path_factory.mktemp("stage"), servers, template_database) as opened:
         yield opened
 
@@ -33,7 +32,6 @@ def browser(stage: Stage) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def signed_in(browser: Browser, stage: Stage) -> Any:
-    """The cookies of an operator for all tenants."""
     tabs = Tabs(browser, stage.url)
     tab = tabs.open()
     tab.sign_in(stage.operator)
@@ -52,5 +50,4 @@ def tabs(browser: Browser, stage: Stage) -> Iterator[Tabs]:
 
 @pytest.fixture
 def tab(tabs: Tabs, signed_in: Any) -> Tab:
-    """A tab of an operator for all tenants."""
     return tabs.open(signed_in)

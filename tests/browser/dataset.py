@@ -22,11 +22,9 @@ HOSTILE_HTML = (
     "<meta http-equiv=refresh content='0;url=https://evil.example/'><base href='https://evil.example/'>"
     "<style>body{background:url(https://evil.example/bg)}</style><p id=shown>shown</p>"
 )
-"""Tries everything that a browser must not do."""
 
 
 def fill(stage: Stage) -> Ids:
-    """Fills a stage's database and its captured emails."""
     books = stage.books
     (stage.captured / "new").mkdir(parents=True)
     hostile = EmailMessage()
@@ -46,7 +44,6 @@ def fill(stage: Stage) -> Ids:
 
 
 def _figures(stage: Stage) -> None:
-    """Figures of a month by hour, of an hour by minute, a pause."""
     stage.books.connection.execute(
         "insert into email_hourly (hour, provider, outcome, slot, email_count) "
         "select date_trunc('hour', now(), 'UTC') - n * interval '1 hour', 'smtp', outcome, 'mail-1:1', "

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -22,13 +21,8 @@ from tests.store.books import Books
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A host with a running API; the host may run `dispatcher run`, too.
-
-    Attributes:
-        url: The address of the operators' page.
-        operator: The API key of an operator for all tenants.
-        captured: The Maildir that the page of captured emails shows.
-    """
+    """A host with a running API. `operator` is the key of an operator for all tenants, `captured` the Maildir that the
+    page shows."""
 
     host: Host
     books: Books
@@ -39,7 +33,6 @@ class Stage:
 
 @contextmanager
 def staged(folder: Path, servers: Servers, template_database: str) -> Iterator[Stage]:
-    """A stage with an empty database."""
     name = f"browser_{secrets.token_hex(6)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     host = Host(folder, servers, urlsplit(servers.database_url)._replace(path=f"/{name}").geturl(), topology)
@@ -53,11 +46,6 @@ def staged(folder: Path, servers: Servers, template_database: str) -> Iterator[S
         operator = make_key(connection, scopes=["operate"], tenant_id=None, name="ann")
         host.sink()
         captured = folder / "captured"
-        settings: dict[str, Any] = {
-            "API_ADDRESS": "127.0.0.1:0",
-            "OPS": "on",
-            "PROVIDERS": "smtp,capture",
-            "CAPTURE_DIR": captured,
-        }
-        listener = host.command("api", **settings).await_events("api.started")["listener"]
+        api = host.command("api", API_ADDRESS="127.0.0.1:0", OPS="on", PROVIDERS="smtp,capture", CAPTURE_DIR=captured)
+        listener = api.await_events("api.started")["listener"]
         yield Stage(host, Books(connection), f"http://{listener}/ops", operator, captured)

@@ -13,7 +13,6 @@ AXE: Final = Path(__file__).with_name("axe") / "axe.min.js"
 NARROW: Final = 320
 WIDE: Final = 1280
 TIMEOUT_MS: Final = 60_000
-"""Far longer than a page takes on a busy machine."""
 
 expect.set_options(timeout=TIMEOUT_MS)
 
@@ -50,15 +49,10 @@ _AXE_RUN: Final = """async (rules) => {
 
 
 class Tab:
-    """A page of its own browser context.
-
-    Attributes:
-        page: Playwright's page.
-        problems: Errors on the console, among them violations of the Content-Security-Policy, and uncaught exceptions.
-    """
+    """A page of its own browser context. `problems` are errors on the console, among them violations of the
+    Content-Security-Policy, and uncaught exceptions."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
-        """`url` is the beginning of the operators' pages' addresses."""
         self.page: Page = context.new_page()
         self.page.set_default_timeout(TIMEOUT_MS)
         self.url = url
@@ -68,7 +62,6 @@ class Tab:
         self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
 
     def go(self, path: str) -> Page:
-        """Opens a path below the operators' page."""
         response = self.page.goto(self.url + path)
         assert response is not None
         assert response.status == 200, f"{path}: {response.status}"
@@ -81,12 +74,10 @@ class Tab:
         expect(self.page.get_by_role("button", name="Sign out")).to_be_visible()
 
     def refresh(self) -> None:
-        """Makes the page refresh its sections now, and waits until it did."""
         with self.page.expect_response(lambda response: "hx-request" in response.request.headers):
             self.page.evaluate(_REFRESH)
 
     def overflowing(self) -> list[str]:
-        """The elements that make the page scroll sideways; empty if it does not."""
         found: list[str] = self.page.evaluate(_OVERFLOWING)
         return found
 
@@ -105,11 +96,9 @@ class Tab:
         self.page.evaluate(_TWO_FRAMES)
 
     def expect(self, pattern: str) -> None:
-        """Ignores errors on the console that match the pattern, from now on."""
         self._expected = re.compile(pattern)
 
     def press_until(self, key: str, selector: str, *, most: int = 80) -> None:
-        """Presses a key until an element that matches the selector has the focus."""
         passed: list[str] = []
         for _ in range(most):
             if self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
@@ -124,15 +113,12 @@ class Tab:
 
 
 class Tabs:
-    """Opens tabs, each with cookies of its own unless they are given."""
-
     def __init__(self, browser: Browser, url: str) -> None:
         self._browser = browser
         self._url = url
         self._opened: list[tuple[BrowserContext, Tab]] = []
 
     def open(self, storage: Any = None) -> Tab:
-        """A new tab, with the cookies of a signed-in visitor (see `BrowserContext.storage_state`)."""
         context = self._browser.new_context(
             storage_state=storage,
             viewport={"width": WIDE, "height": 900},
@@ -144,7 +130,6 @@ class Tabs:
         return tab
 
     def close(self) -> Sequence[str]:
-        """Closes all tabs; returns their problems."""
         problems = [problem for _, tab in self._opened for problem in tab.problems]
         for context, _ in self._opened:
             context.close()

@@ -1,5 +1,4 @@
-"""Operators at work in a real browser: every page, with realistic and hostile data. One API and one browser serve all
-these tests."""
+"""Operators at work in a real browser: every page, with realistic and hostile data."""
 
 from __future__ import annotations
 
@@ -17,39 +16,13 @@ BLOCKED = r"evil\.example|Blocked script|sandbox"
 
 
 PAGES = (
-    "/",
-    "/emails",
-    "/emails?status=failed",
-    "/emails/{failed}",
-    "/emails/{failed}/replay",
-    "/emails/{held}",
-    "/emails/{held}/confirm",
-    "/emails/{sent}",
-    "/emails/{sent}/reveal",
-    "/emails/{hostile}",
-    "/dead-letters",
-    "/held",
-    "/poison",
-    "/replays",
-    "/replays/new",
-    "/dlq/discard?status=failed",
-    "/held/release",
-    "/reschedule?status=pending",
-    "/suppressions",
-    "/events",
-    "/webhooks",
-    "/lanes",
-    "/tenants",
-    "/pauses",
-    "/keys",
-    "/audit",
-    "/captured",
-    "/captured/{captured}",
-    "/captured/{captured}?view=source",
+    *("/", "/suppressions", "/events", "/webhooks", "/lanes", "/tenants", "/pauses", "/keys", "/audit"),
+    *("/emails", "/emails?status=failed", "/emails?status=failed&since=1h&limit=25", "/emails/{hostile}"),
+    *("/emails/{failed}", "/emails/{failed}/replay", "/emails/{held}", "/emails/{held}/confirm"),
+    *("/emails/{sent}", "/emails/{sent}/reveal", "/dead-letters", "/dead-letters?status=failed&unknown=1"),
+    *("/held", "/held/release", "/dlq/discard?status=failed", "/reschedule?status=pending", "/replays", "/replays/new"),
+    *("/poison", "/audit?since=7d", "/captured", "/captured/{captured}", "/captured/{captured}?view=source"),
     "/captured/{captured_hostile}?view=html",
-    "/emails?status=failed&since=1h&limit=25",
-    "/dead-letters?status=failed&unknown=1",
-    "/audit?since=7d",
 )
 """Every page, as a path below the operators' page. A name in braces is a key of the ids of `tests.browser.dataset`."""
 
@@ -99,9 +72,18 @@ def test_a_session_that_ends_in_the_middle_of_a_form_loses_nothing(stage: Stage,
     assert stage.books.status(email_id) == "pending"
 
 
+def test_the_page_of_a_replay_shows_its_progress_by_itself(stage: Stage, tab: Tab) -> None:
+    failed = [dead_email(stage.books, error_type="invalid_content") for _ in range(3)]
+    page = tab.go("/replays/new?error_type=invalid_content")
+    page.get_by_label("Reason").fill("mended")
+    page.get_by_role("button", name="Replay", exact=True).click()
+
+    expect(page.get_by_label("Progress of the replay")).to_have_attribute("value", "3")
+    assert {stage.books.status(each) for each in failed} == {"pending"}
+
+
 @pytest.fixture(scope="module")
 def ids(stage: Stage) -> Ids:
-    """Emails and figures for every page, among them hostile texts."""
     return fill(stage)
 
 

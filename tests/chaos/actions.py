@@ -100,7 +100,6 @@ EVENT_CARDS: Final[Mapping[str, int]] = {"release reported": 6, "kill api": 3}
 """The cards that a deck has in addition if the provider reports events."""
 
 KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer", "kill api")
-"""Actions that send SIGKILL to one of our processes."""
 
 GENTLE: Final = (
     *("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release", "kill api"),

@@ -1,8 +1,6 @@
 """Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, which a storm may kill and freeze.
 
-`PostgresPair` is also the HA manager, like Patroni in production. It fences a primary before it promotes the standby,
-rebuilds the old primary as a standby, and makes a standby synchronous once the standby streams. All methods block until
-they are done.
+`PostgresPair` is also the HA manager, like Patroni: it fences a primary before it promotes the standby.
 """
 
 from __future__ import annotations
@@ -54,7 +52,6 @@ class PostgresPair:
         self.url = f"postgresql://{login}@{hosts}/{postgres.DATABASE}?target_session_attrs=read-write"
 
     def freeze(self, name: str) -> None:
-        """Freeze a server's processes until `thaw`. The server's connections stay open."""
         _send(self._family(name), signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
@@ -74,7 +71,6 @@ class PostgresPair:
         self._await(lambda: name not in self._processes.running(), f"the keeper's record that {name} has ended")
 
     def restart(self, name: str) -> None:
-        """Start an ended server with its old data. Does not wait until the server is ready."""
         self._processes.launch(name, self._plans.pop(name))
 
     def promote(self) -> None:
@@ -113,7 +109,6 @@ class PostgresPair:
             session.execute("select pg_reload_conf()")
 
     def says(self, name: str, question: str) -> bool:
-        """Whether a server answers, and its answer is true."""
         with suppress(psycopg.OperationalError), self.session(name) as session:
             row = session.execute(question.encode()).fetchone()
             return bool(row and row[0])
@@ -137,8 +132,6 @@ class PostgresPair:
 
 
 class Cluster(PostgresPair):
-    """A pair and three RabbitMQ nodes, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`."""
-
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
         accesses, rabbitmq_source = rabbitmq.start(processes, progress, disposable=True, nodes=NODES)
         self.nodes = dict(zip(rabbitmq.names_of(NODES), accesses, strict=True))
@@ -158,11 +151,9 @@ class Cluster(PostgresPair):
         return next(name for name, access in self.nodes.items() if access.node == node)
 
     def await_nodes(self) -> None:
-        """Wait until all nodes answer and have joined one cluster."""
         self._await(lambda: set(self._joined()) == {NODES}, f"{NODES} nodes of RabbitMQ", looks_every=0.5)
 
     def await_quorum(self) -> None:
-        """Wait until at least two nodes answer and have joined one cluster."""
         self._await(lambda: max(self._joined()) > NODES // 2, "a quorum of RabbitMQ's nodes")
 
     def _joined(self) -> list[int]:
@@ -188,11 +179,7 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
 
 @contextmanager
 def private(kind: type[P], folder: Path, progress: Callable[[str], None]) -> Iterator[P]:
-    """Run a pair or a cluster for the block. If this process is killed inside the block, the servers end, too.
-
-    Raises:
-        ServerUnavailable: the servers cannot be started.
-    """
+    """Run a pair or a cluster for the block. If this process is killed inside the block, the servers end, too."""
     folder.mkdir(mode=0o700)
     processes = Processes(folder.absolute())
     processes.spawn_keeper(os.getpid())

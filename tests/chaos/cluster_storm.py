@@ -1,14 +1,8 @@
-"""A storm on a cluster: `./run chaos --cluster`. Causes its faults, one at a time, and measures the standstill
-after each.
+"""A storm on a cluster: `./run chaos --cluster`. Causes its faults, one at a time, and measures the standstill after
+each: the longest time without an acceptance by the provider, which begins before the next action.
 
-An action blocks until all servers of the cluster run again, so the action runs in its own thread. The storm's loop only
-checks whether the action has finished. A standstill is the longest time without an acceptance by the provider. It
-begins after the start of the action and before the start of the next action. The producers never stop, so emails are
-always due.
-
-If an HA manager must first detect a fault (an ended primary, a hung standby), the action waits for `NOTICE_SECONDS`. An
-action that breaks RabbitMQ's quorum returns the time at which the quorum was restored; until then no dispatcher can
-publish or consume.
+An action blocks until all servers of the cluster run again, so it runs in its own thread. Where an HA manager must
+first detect a fault, the action waits for `NOTICE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -49,9 +43,7 @@ DECK_OF_HOSTS: Final[Mapping[str, int]] = {**DECK, "kill parent": 1, "kill host"
 """The same actions for a storm with a second host. A host that starts while a node is frozen may take a while."""
 PAUSE_SECONDS: Final = (4.0, 12.0)
 CALM_SECONDS: Final = 6.0
-"""The pause between two faults."""
 LAST_SECONDS: Final = 40.0
-"""No fault starts within this time before the end of the storm."""
 MAX_STANDSTILL_SECONDS: Final = 15.0
 NOTICE_SECONDS: Final = 3.0
 FROZEN_SECONDS: Final = 25.0
@@ -85,7 +77,6 @@ def freeze_node(pick: Pick) -> ClusterAction:
 
 
 def restart_nodes(cluster: Cluster, queue: str, random: Random) -> None:
-    """Send SIGTERM to each node in turn, as an upgrade does. A node runs again before the next node stops."""
     for name in random.sample(list(cluster.nodes), len(cluster.nodes)):
         _end_node(cluster, queue, name, signal.SIGTERM)
 
@@ -111,12 +102,8 @@ def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
 
 
 def replace_primary(*, is_frozen: bool = False, number: signal.Signals = signal.SIGKILL) -> ClusterAction:
-    """An action that ends the primary. The standby is promoted, and the old primary becomes the new standby.
-
-    Args:
-        is_frozen: Whether the primary is first frozen for a while.
-        number: The signal; SIGINT is a clean shutdown, as in an upgrade, which the HA manager need not detect.
-    """
+    """An action that ends the primary. The standby is promoted, and the old primary becomes the new standby. SIGINT is
+    a clean shutdown, as in an upgrade, which the HA manager need not detect."""
 
     def replace(cluster: Cluster, queue: str, random: Random) -> None:
         if is_frozen:
@@ -132,16 +119,12 @@ def replace_primary(*, is_frozen: bool = False, number: signal.Signals = signal.
 
 
 def stall_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """Freeze the primary, and thaw it before the standby is promoted."""
     cluster.freeze(cluster.primary)
     time.sleep(random.uniform(1, 2 * NOTICE_SECONDS))
     cluster.thaw(cluster.primary)
 
 
 def miss_standby(leave: Callable[[Cluster, str], None], come_back: Callable[[Cluster, str], None]) -> ClusterAction:
-    """An action that takes the standby away for a while. Commits hang until the primary no longer waits for the
-    standby."""
-
     def miss(cluster: Cluster, queue: str, random: Random) -> None:
         leave(cluster, cluster.standby)
         time.sleep(NOTICE_SECONDS)
@@ -181,17 +164,11 @@ CLUSTER_ACTIONS: Final[Mapping[str, ClusterAction]] = {
     "kill standby": miss_standby(Cluster.end, Cluster.restart),
     "freeze standby": miss_standby(Cluster.freeze, Cluster.thaw),
 }
-"""Every action by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFault:
-    """An action and its time, in Unix seconds.
-
-    Attributes:
-        whole_at: When all servers of the cluster were running again.
-        quorum_since: When a lost quorum was restored; None if the quorum was not lost.
-    """
+    """An action and its time, in Unix seconds; `whole_at`: when all servers of the cluster were running again."""
 
     name: str
     began_at: float
@@ -245,16 +222,13 @@ class FaultSchedule(Outages):
         self._action: Future[float | None] | None = None
 
     def is_away(self, name: str) -> bool:  # noqa: ARG002 - a fault may affect all servers
-        """Whether a server may be unusable now."""
         return self._action is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether no fault is in progress: all servers of the cluster are running again."""
         return self._action is None
 
     def heal(self) -> None:
-        """Start no more faults. A fault in progress heals by itself."""
         self._last_at = 0.0
         self.ended_at = time.time()
 
@@ -307,7 +281,6 @@ def _longest(accepted_at: Sequence[float], since: float, until: float, ended_at:
 def cluster_ground(
     plan: StormPlan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
 ) -> Iterator[Ground]:
-    """Run a cluster for this storm, with a schedule of faults: exactly `names`, or drawn by the seed."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
     with private(Cluster, place / "servers", progress) as cluster:
         faults = FaultSchedule(

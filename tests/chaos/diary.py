@@ -19,13 +19,10 @@ class Diary:
     """The actions, and the processes that the actions hit. Each action is also written to the file as a line.
 
     Attributes:
-        actions: The count of each action.
-        faults: Errors of our own processes.
         garbage: Bodies that the adversary may have injected.
         struck_at: The times of actions that can prevent a worker from renewing its leases.
         cancelling: The emails that the adversary tried to cancel.
         cancelled_at: When the answer "cancelled" came, by email.
-        too_late: The emails about which the answer was "too late".
         ledgerless: The pids of workers whose ledger was deleted, by the worker's name in `email_log.locked_by`.
     """
 
@@ -50,7 +47,6 @@ class Diary:
         self.note_event(action)
 
     def note_event(self, what: str, **details: object) -> None:
-        """Record an event that is not counted."""
         line = {"at": time.time(), "what": what, **details}
         with self._path.open("ab") as file:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE, default=str))
@@ -60,13 +56,11 @@ class Diary:
         self.note_event("fault", words=fault)
 
     def kill(self, pid: int) -> None:
-        """Send SIGKILL to a process; raises ProcessLookupError if the process has ended."""
         since = time.time()
         os.kill(pid, signal.SIGKILL)
         self._disturbances.append(Disturbance(pid, since))
 
     def freeze(self, pid: int) -> None:
-        """Send SIGSTOP to a process; raises ProcessLookupError if the process has ended."""
         since = time.time()
         os.kill(pid, signal.SIGSTOP)
         self._frozen[pid] = len(self._disturbances)
@@ -86,5 +80,4 @@ class Diary:
 
     @property
     def disturbances(self) -> tuple[Disturbance, ...]:
-        """Which process was killed or frozen, and when."""
         return tuple(self._disturbances)

@@ -45,7 +45,6 @@ _SETTLED = """
     from dispatcher.operator_audit
     where action = 'settle' and detail ->> 'to' = 'sent'
 """
-"""Selects emails that an event of the provider has made `sent`."""
 _FORGED = "select email_id from dispatcher.email_event where kind = %s"
 _REPORTED = "select distinct email_id from dispatcher.email_event"
 _ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -110,7 +109,6 @@ def _unix(event: Event) -> float:
 
 
 def _dlq_entries(stage: StormStage, about_damaged: set[bytes]) -> tuple[list[DlqEntry], list[bytes]]:
-    """The dead letters, and the bodies of other messages."""
     entries, unknown = [], []
     for message in _messages(stage, stage.ground.topology.dlq, about_damaged):
         if message.was_rejected:

@@ -1,8 +1,6 @@
 """Dispatchers with one safety mechanism switched off. A storm that does not detect such a mutant proves nothing.
 
-    python -m tests.chaos.mutants NAME      runs `dispatcher run`, patched in this process and thus in its children
-
-This test program applies the patch when it starts. The product contains no code for this.
+python -m tests.chaos.mutants NAME      runs `dispatcher run`, patched in this process and thus in its children
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ class Mutant:
     setting: Mapping[str, Any] = field(default_factory=dict)
 
     def apply_to(self, plan: StormPlan) -> StormPlan:
-        """The same storm with this mutant and only the mutant's actions, so that the mutant is detected sooner."""
         command = (sys.executable, "-m", "tests.chaos.mutants", self.name)
         return replace(plan, command=command, deck=self.deck, **self.setting)
 
@@ -44,7 +41,6 @@ class Mutant:
 
 
 def _without_ledger() -> None:
-    """The worker does not write the ledger, neither before the first byte nor after the answer."""
     from dispatcher.host.ledger import Ledger
 
     def leaving(self: Any, *_: object, **__: object) -> int:
@@ -91,11 +87,7 @@ def _with_trusted_clock() -> None:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    "ledger-off": Mutant(
-        _without_ledger,
-        {"kill worker": 4, "kill host": 1},
-        "accepted more than once",
-    ),
+    "ledger-off": Mutant(_without_ledger, {"kill worker": 4, "kill host": 1}, "accepted more than once"),
     "fencing-off": Mutant(
         partial(_alter, _UNFENCED),
         {"freeze worker": 1},

@@ -42,8 +42,6 @@ _HELD: Final = "select email_id from dispatcher.email_log where status = 'held' 
 
 
 def cancel(stage: StormStage, random: Random) -> bool:
-    """Cancel some emails and record each answer. Most of them are not sent yet. If the command fails, there is no
-    answer."""
     chosen = _chosen(stage, random)
     if not chosen:
         return False
@@ -70,7 +68,6 @@ def reschedule(stage: StormStage, random: Random) -> bool:
 
 
 def pause(stage: StormStage, random: Random) -> bool:
-    """Pause sending, and resume it soon. Some pauses end by themselves before that."""
     scope = random.choice([("all",), ("lane", "normal"), ("tenant", "default"), ("provider", stage.provider_name)])
     lasting = random.choice([(), ("--for", "2s")])
     if stage.outages.is_away(POSTGRES):
@@ -108,10 +105,8 @@ def _run(stage: StormStage, *words: str) -> str | None:
 
 
 def release_reported(stage: StormStage, random: Random) -> bool:
-    """Release held emails that the provider has accepted, and report an event about each before a worker can lease it.
-
-    The release and the event are one commit, which leaves the settlement to the relay. No worker may send these emails.
-    """
+    """Release held emails that the provider has accepted, and report an event about each in the same commit, which
+    leaves the settlement to the relay. No worker may send these emails."""
     if stage.reporter is None:
         return False
     accepted = stage.provider.delivered()

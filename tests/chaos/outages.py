@@ -12,8 +12,6 @@ from typing import Final
 from tests.acceptance.outages import RABBITMQ, StoppableServers
 
 USUAL_WATERMARK: Final = "0.4"
-CONTROL_SECONDS: Final = "20"
-"""The time limit of `rabbitmqctl`, which otherwise waits without end for a node that has ended."""
 
 
 @dataclass(slots=True)
@@ -38,7 +36,6 @@ class Outages:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether RabbitMQ accepts no messages because of an alarm."""
         return self._alarm_until is not None or self._control is not None
 
     @property
@@ -46,18 +43,15 @@ class Outages:
         return not self._absences and not self.is_alarmed
 
     def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
-        """End a server with a signal. The server stays down for at least this time."""
         if name == RABBITMQ:
             self._alarm_until = None  # a restart clears the alarm
         self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)
 
     def raise_alarm(self, seconds: float) -> None:
-        """Raise RabbitMQ's memory alarm for this long, during which RabbitMQ does not read from publishers."""
         self._alarm_until = time.monotonic() + seconds
-        self._set_watermark("0")
+        self._control = self._ground.set_watermark("0")
 
     def step(self) -> None:
-        """Restart the servers that are due. Call it often."""
         for name, absence in list(self._absences.items()):
             if absence.is_launched:
                 if self._ground.answers(name):
@@ -89,17 +83,4 @@ class Outages:
                 self._alarm_until = 0.0  # the alarm could not be cleared, so try again
         if self._control is None and self._alarm_until is not None and time.monotonic() >= self._alarm_until:
             self._alarm_until = None
-            self._set_watermark(USUAL_WATERMARK)
-
-    def _set_watermark(self, fraction: str) -> None:
-        plan = self._ground.plan(RABBITMQ)
-        node = plan["env"]["RABBITMQ_NODENAME"]
-        words = ["--timeout", CONTROL_SECONDS, "-n", node, "set_vm_memory_high_watermark", fraction]
-        self._control = subprocess.Popen(
-            ["/bin/sh", "./rabbitmqctl", *words],
-            cwd=plan["cwd"],
-            env=plan["env"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+            self._control = self._ground.set_watermark(USUAL_WATERMARK)

@@ -20,26 +20,18 @@ class StormPlan:
     """The settings of a storm.
 
     Attributes:
-        seconds: How long the adversary works.
-        rate: Emails per second.
         hosts: The number of hosts. Every host except the first reaches the servers through proxies, unless the servers
             are a cluster.
-        workers: Workers per host.
-        provider: The provider of emails: `sendgrid` or `smtp`.
         channel: What is enqueued: `email`, `sms` (by Twilio), or `both` in turn.
-        latency_ms: The provider's latency.
         connections: The maximum number of concurrent requests per worker; the worker's other leased emails wait.
-        bundle: The maximum number of emails per message on the send queue.
         events: Whether the provider's double reports events about the emails that it has accepted.
         settings: Further settings of each host, as environment variables. They replace the storm's own.
         ceilings: The ceilings of recipient domains: by domain, the options of `dispatcher domains set`.
         recipients_per_transaction: The most recipients that the SMTP double takes in one transaction. Emails then have
             up to twice as many recipients and one more. 0 for no limit, and one recipient per email.
-        pause_seconds: The shortest and the longest pause between two actions.
         patience_seconds: How much longer the adversary waits if no email was accepted since its last action. On a busy
             machine, processes take seconds to start, and the adversary would otherwise hit only idle processes.
         deck: The count of each action in the deck; actions that the servers do not allow are never drawn.
-        command: The command to test instead of `dispatcher run`.
         rest_seconds: After the storm, give up if no email makes progress for this long.
     """
 
@@ -75,7 +67,6 @@ class Ground:
     """The servers that a storm may use.
 
     Attributes:
-        stoppable: The names of the servers that the storm may stop.
         shares_broker: Whether other tests use the same RabbitMQ.
         outages: The schedule that stops the servers, if the actions do not stop them.
     """

@@ -24,7 +24,6 @@ def kill_one(pids: Callable[[StormStage], list[int]]) -> Action:
 
 
 def kill_parent(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a parent. Its children detect this and exit. The next parent starts immediately."""
     host = random.choice(stage.hosts)
     if not host.is_running:
         return False
@@ -33,7 +32,6 @@ def kill_parent(stage: StormStage, random: Random) -> bool:
 
 
 def kill_host(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL to a parent and all of its children, within a moment."""
     host = random.choice(stage.hosts)
     children = host.find("")
     if not host.is_running:
@@ -75,7 +73,6 @@ def _freeze(stage: StormStage, pids: list[int], seconds: float) -> bool:
 
 
 def end_worker(stage: StormStage, random: Random) -> bool:
-    """Send SIGTERM to one worker, which drains and is replaced."""
     with suppress(ProcessLookupError, IndexError):
         os.kill(random.choice(stage.find("worker")), signal.SIGTERM)
         return True
@@ -83,7 +80,6 @@ def end_worker(stage: StormStage, random: Random) -> bool:
 
 
 def restart_run(stage: StormStage, random: Random) -> bool:
-    """Send SIGTERM to the parent. All processes drain, and the next parent starts."""
     host = random.choice(stage.hosts)
     if not host.is_running or host.is_stopping:
         return False
@@ -92,12 +88,10 @@ def restart_run(stage: StormStage, random: Random) -> bool:
 
 
 def reload_run(stage: StormStage, random: Random) -> bool:
-    """Send SIGHUP to the parent, which replaces its processes one after the other."""
     return random.choice(stage.hosts).send(signal.SIGHUP)
 
 
 def add_worker(stage: StormStage, random: Random) -> bool:
-    """Send SIGTTIN to the parent, which adds a worker. After a while, send SIGTTOU, which removes a worker."""
     host = random.choice(stage.hosts)
     if not host.send(signal.SIGTTIN):
         return False
@@ -127,5 +121,4 @@ def delete_ledger(stage: StormStage, random: Random) -> bool:
 
 
 def kill_api(stage: StormStage, random: Random) -> bool:
-    """Kill the process that receives the events, so that some are stored and not answered."""
     return stage.reporter is not None and stage.reporter.source.kill()

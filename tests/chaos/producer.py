@@ -1,9 +1,7 @@
 """A program that enqueues like an application. It may be killed at any moment, even between a commit and the answer.
 
-    python -m tests.chaos.producer --name NAME --file FILE --began-at T --rate R --shared-rate R --until T
-
 The producer enqueues its own emails, and emails with shared keys, which all producers enqueue at the same time. It
-writes each key into FILE before the call, and the answer after the call. After a restart, it repeats the calls that
+writes each key into a file before the call, and the answer after the call. After a restart, it repeats the calls that
 have no answer. It ends when every call that was due until `--until` has an answer.
 """
 
@@ -28,7 +26,6 @@ import psycopg
 from dispatcher import Attachment, Email, Sms, enqueue_many
 
 SHARED: Final = "shared"
-"""The name of the group of keys that all producers use."""
 BATCH: Final = 25
 LOOK_SECONDS: Final = 0.05
 IMPOSTOR_EVERY: Final = 40
@@ -41,15 +38,8 @@ LARGE_MIB: Final = (1, 4)
 TROUBLED_EVERY: Final = 16
 """One in this many emails goes to a mailbox for which the SMTP double answers 4xx (`dispatcher.dev.smtp_sink`). For
 half of these mailboxes, the double answers 4xx only at the first attempt."""
-TROUBLES: Final = (
-    "greylisted-",
-    "busy-",
-    "greylisted-",
-    "limited-",
-    "greylisted-",
-    "unverified-",
-    "greylisted-",
-    "full-",
+TROUBLES: Final = tuple(
+    name for other in ("busy-", "limited-", "unverified-", "full-") for name in ("greylisted-", other)
 )
 
 TIMED_EVERY: Final = 20
@@ -82,13 +72,8 @@ def read_notes(path: Path) -> Notes:
 
 
 def email_of(key: str, asker: str, due_at: float, channel: str, recipients: int) -> Email | Sms:
-    """The email of a key. Every producer makes the same email, unless the key is one with different payloads.
-
-    Args:
-        channel: `email`, `sms`, or `both` in turn.
-        recipients: The most recipients of an email.
-        due_at: When the email should be enqueued, in Unix seconds.
-    """
+    """The email of a key, due at a Unix time. Every producer makes the same email, unless the key is one with different
+    payloads."""
     family, _, digits = key.rpartition("-")
     number = int(digits)
     is_impostor = family == SHARED and number % IMPOSTOR_EVERY == 0
@@ -117,7 +102,6 @@ def email_of(key: str, asker: str, due_at: float, channel: str, recipients: int)
 
 
 def recipients_of(key: str, most: int) -> list[str]:
-    """The addresses of an email: between 1 and `most`, by the number in its key."""
     number = int(key.rpartition("-")[2])
     others = [f"{key}.{place}@example.org" for place in range(number % most)]
     return [f"{_trouble(number)}{key}@example.org", *others]
@@ -145,8 +129,6 @@ def _attachments(number: int) -> tuple[Attachment, ...]:
 
 
 class Producer:
-    """Repeats each call until it has an answer."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._rates = {options.name: options.rate, SHARED: options.shared_rate}

@@ -1,5 +1,4 @@
-"""Reports events as a provider does: late, up to 46 times, in any order, and about some emails never. Also forges
-some. The events reach the dispatcher through the HTTP API, as SendGrid posts them, or directly."""
+"""Reports events as a provider does: late, up to 46 times, in any order, and about some emails never. Forges some."""
 
 from __future__ import annotations
 
@@ -50,51 +49,13 @@ _NAMES: Final = {
 
 
 class EventSource:
-    """Delivers events from the thread of the reporter: calls the intake in this process."""
+    """Delivers events from the thread of the reporter: posts those of SendGrid to a `dispatcher api`, signed as by
+    SendGrid, and stores those of other providers directly."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary, database_url: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._pool = make_pool(database_url, name="chaos events", size=1, lock_seconds=BATCH_LOCK_SECONDS)
         self._intake: EventIntake | None = None
-
-    def store(self, events: Sequence[ProviderEvent]) -> bool:
-        """Delivers events. Returns whether the dispatcher has confirmed that they are stored; if not, repeat them."""
-        try:
-            self._loop.run_until_complete(self._store(events))
-        except StoreUnavailable:
-            return False
-        return True
-
-    async def _store(self, events: Sequence[ProviderEvent]) -> None:
-        if self._intake is None:
-            await self._pool.open()
-            self._intake = EventIntake(self._pool, SuppressionRules())
-        await self._intake.store(events)
-
-    def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:  # noqa: ARG002
-        """Sends events in a request that is not genuine. Returns whether the dispatcher has refused the request; None
-        if it did not answer, or if this source cannot be forged."""
-        return None
-
-    def kill(self) -> bool:
-        """Kills the process that receives the events; returns False if there is none."""
-        return False
-
-    def step(self) -> None:
-        """Restarts the process if it was killed."""
-
-    def close(self) -> None:
-        """Ends the source. Call this after the reporter's thread has ended."""
-        with suppress(TimeoutError):
-            self._loop.run_until_complete(asyncio.wait_for(self._pool.close(), CLOSE_SECONDS))
-        self._loop.close()
-
-
-class WebhookSource(EventSource):
-    """Posts signed requests to a `dispatcher api`, as SendGrid does. Stores the events of other providers directly."""
-
-    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary, database_url: str) -> None:
-        super().__init__(database_url)
         (self._port,) = choose(1)
         self._key = SendGridKey()
         self._folder = folder
@@ -114,14 +75,26 @@ class WebhookSource(EventSource):
         return Program(_COMMAND, self._folder, f"api-{next(self._numbers)}", env=self._env)
 
     def store(self, events: Sequence[ProviderEvent]) -> bool:
+        """Delivers events. Returns whether the dispatcher has confirmed that they are stored; if not, repeat them."""
         own = [event for event in events if event.provider == SENDGRID]
         others = [event for event in events if event.provider != SENDGRID]
         body = _body(own)
-        is_stored = not own or self._post(body, self._key.headers(body)) == 204
-        return is_stored and (not others or super().store(others))
+        if own and self._post(body, self._key.headers(body)) != 204:
+            return False
+        with suppress(StoreUnavailable):
+            self._loop.run_until_complete(self._store(others))
+            return True
+        return False
+
+    async def _store(self, events: Sequence[ProviderEvent]) -> None:
+        if self._intake is None:
+            await self._pool.open()
+            self._intake = EventIntake(self._pool, SuppressionRules())
+        await self._intake.store(events)
 
     def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:
-        """The request is signed by another key, changed afterwards, unsigned, or too old."""
+        """Sends events in a request that is signed by another key, changed afterwards, unsigned, or too old. Returns
+        whether the dispatcher has refused the request; None if it did not answer."""
         body = _body(events)
         signed = self._key.headers(body)
         altered = orjson.dumps([*orjson.loads(body), *orjson.loads(body)])
@@ -163,8 +136,11 @@ class WebhookSource(EventSource):
         self._api = self._started()
 
     def close(self) -> None:
+        """Ends the source. Call this after the reporter's thread has ended."""
         self._api.destroy()
-        super().close()
+        with suppress(TimeoutError):
+            self._loop.run_until_complete(asyncio.wait_for(self._pool.close(), CLOSE_SECONDS))
+        self._loop.close()
 
 
 def _body(events: Sequence[ProviderEvent]) -> bytes:
@@ -181,40 +157,24 @@ RETRY_SECONDS: Final = 1.0
 FINISH_SECONDS: Final = 60.0
 MEAN_DELAY_SECONDS: Final = 2.0
 SHARE_SILENT: Final = 0.04
-"""The share of emails about which the provider never reports an event."""
 SHARE_REPEATED: Final = 0.01
-"""The share of events that the provider reports `MOST_TIMES` times."""
 MOST_TIMES: Final = 46
 SHARE_FORGED: Final = 0.2
 """After this share of requests, a forged request follows."""
 TWILIO: Final = "twilio"
 FORGED: Final = EventKind.UNSUBSCRIBED
 BATCH: Final = 200
-_KINDS: Final = (
-    EventKind.ACCEPTED,
-    EventKind.DEFERRED,
-    EventKind.DELIVERED,
-    EventKind.OPENED,
-    EventKind.BOUNCED,
-    EventKind.COMPLAINED,
-)
+_KINDS: Final = [kind for kind in _NAMES if kind not in (EventKind.CLICKED, EventKind.UNSUBSCRIBED)]
 
 
 def event_of(email_id: UUID, kind: EventKind, provider: str, happened_at: datetime) -> ProviderEvent:
-    """An event without a recipient."""
     bounce = Bounce.SOFT if kind is EventKind.BOUNCED else None
     return ProviderEvent(email_id=email_id, provider=provider, kind=kind, bounce=bounce, happened_at=happened_at)
 
 
 class Reporter:
-    """Runs in a thread of its own, from its creation until `finish` or `stop`.
-
-    Attributes:
-        source: Delivers the events.
-        reported: The emails of which an event was stored.
-        refused_forgeries: Forged requests that the dispatcher refused.
-        accepted_forgeries: Forged requests that the dispatcher accepted.
-    """
+    """Runs in a thread of its own, from its creation until `finish` or `stop`. `reported`: the emails of which an event
+    was stored."""
 
     def __init__(self, source: EventSource, provider: str, seed: int) -> None:
         self.source = source
@@ -251,11 +211,7 @@ class Reporter:
                 heappush(self._due, (due_at, next(self._numbers), event))
 
     def finish(self) -> None:
-        """Reports all remaining events at once, and returns when they are stored.
-
-        Raises:
-            HarnessFailed: They could not be stored in time, or the thread has failed.
-        """
+        """Reports all remaining events at once, and returns when they are stored."""
         self._is_finishing.set()
         ends_at = time.monotonic() + FINISH_SECONDS
         while self._thread.is_alive() and time.monotonic() < ends_at:
@@ -265,7 +221,6 @@ class Reporter:
             raise HarnessFailed(f"{len(self._due)} events of the provider's double were not stored")
 
     def stop(self) -> None:
-        """Ends the thread and the source without reporting more."""
         self._is_stopped.set()
         self._thread.join(FINISH_SECONDS)
         self.source.close()
@@ -295,7 +250,6 @@ class Reporter:
                     self.accepted_forgeries += 1
 
     def _take(self) -> list[ProviderEvent]:
-        """Up to `BATCH` events that are due, in random order."""
         until = float("inf") if self._is_finishing.is_set() else time.monotonic()
         batch: list[ProviderEvent] = []
         with self._lock:

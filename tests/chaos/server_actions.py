@@ -15,7 +15,6 @@ from tests.chaos.subject import Network
 
 
 def cut_connections(stage: StormStage, random: Random) -> bool:
-    """Close some of the connections to RabbitMQ, through its management API."""
     if stage.outages.is_away(RABBITMQ):
         return False
     names: tuple[str, ...] = ("dispatcher ",)
@@ -27,7 +26,6 @@ def cut_connections(stage: StormStage, random: Random) -> bool:
 
 
 def restart_broker(stage: StormStage, random: Random) -> bool:
-    """Send SIGKILL or SIGTERM to RabbitMQ, and restart RabbitMQ."""
     if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
     stage.outages.stop(RABBITMQ, random.choice([signal.SIGKILL, signal.SIGTERM]), 0.0)
@@ -35,7 +33,6 @@ def restart_broker(stage: StormStage, random: Random) -> bool:
 
 
 def alarm_broker(stage: StormStage, random: Random) -> bool:
-    """Raise RabbitMQ's memory alarm for a while."""
     if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
     stage.outages.raise_alarm(random.uniform(2, 5))
@@ -43,7 +40,6 @@ def alarm_broker(stage: StormStage, random: Random) -> bool:
 
 
 def cut_sessions(stage: StormStage, random: Random) -> bool:
-    """Terminate some sessions of our database, even during a statement."""
     statement = """
         select count(pg_terminate_backend(pid)) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
@@ -53,7 +49,6 @@ def cut_sessions(stage: StormStage, random: Random) -> bool:
 
 
 def restart_database(stage: StormStage, random: Random) -> bool:
-    """Shut PostgreSQL down in immediate mode, or send SIGKILL. PostgreSQL is restarted after a moment."""
     if POSTGRES not in stage.outages.stoppable or stage.outages.is_away(POSTGRES):
         return False
     stage.wake()
@@ -62,13 +57,10 @@ def restart_database(stage: StormStage, random: Random) -> bool:
 
 
 def hang_backend(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a PostgreSQL backend of one of our processes, and SIGCONT after a while."""
     return _hang_one(stage, random, "dispatcher relay", *_workers(stage))
 
 
 def hang_backend_of_dead(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a worker's PostgreSQL backend, SIGKILL to the worker, and SIGCONT to the backend after a
-    while."""
     workers = _workers(stage)
     if not workers:
         return False
@@ -95,12 +87,10 @@ def _hang_one(stage: StormStage, random: Random, *names: str) -> bool:
 
 
 def _workers(stage: StormStage) -> dict[str, int]:
-    """The pids of all hosts' workers that have a ledger, by the worker's name."""
     return {worker: pid for host in stage.hosts for worker, pid in host.workers().items()}
 
 
 def step_clock(stage: StormStage, random: Random) -> bool:
-    """Set PostgreSQL's clock forward or back by more than a lease, and back to the true time after a while."""
     ahead = random.choice([-1, 1]) * random.uniform(stage.plan.lease_seconds * 1.5, 30)
     seconds = random.uniform(1, 5)
     if stage.outages.is_away(POSTGRES) or not _set_clock(stage, ahead):
@@ -110,7 +100,6 @@ def step_clock(stage: StormStage, random: Random) -> bool:
 
 
 def _set_clock(stage: StormStage, ahead: float) -> bool:
-    """Set PostgreSQL's clock. If that fails, the true time is set later."""
     try:
         stage.clock.set(ahead)
     except psycopg.Error:
@@ -122,13 +111,10 @@ def _set_clock(stage: StormStage, ahead: float) -> bool:
 
 
 def cut_network(*names: str) -> Action:
-    """An action that cuts a host's network for a while: connections to these servers end, and new connections are
-    refused."""
     return _away(names, Network.cut)
 
 
 def black_hole(*names: str) -> Action:
-    """An action that black-holes a host's network: connections to these servers stay open, but forward no data."""
     return _away(names, Network.black_hole)
 
 

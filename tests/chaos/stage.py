@@ -1,5 +1,4 @@
-"""The environment of a storm: servers, hosts, producers and the provider's double, which the adversary can disturb; and
-the code that several of its actions share."""
+"""The environment of a storm, which the adversary can disturb, and the code that several of its actions share."""
 
 from __future__ import annotations
 
@@ -41,8 +40,6 @@ SHARED_FRACTION: Final = 0.1
 
 
 class Producers:
-    """Processes that enqueue, may be killed, and are restarted until every call has an answer."""
-
     def __init__(self, folder: Path, database_url: str, plan: StormPlan) -> None:
         self._folder = folder
         self._env = {"PATH": os.defpath, "DISPATCHER_DATABASE_URL": database_url}
@@ -101,14 +98,7 @@ OBSERVE_SECONDS: Final = 0.5
 
 @dataclass(slots=True)
 class StormStage:
-    """The environment of a storm. Everything in it is real, except the provider.
-
-    Attributes:
-        hosts: The hosts. Each is a `dispatcher run` with a name, a run directory, and optionally its own network.
-        clock: PostgreSQL's clock.
-        reporter: Reports events of the provider; None if the provider reports none.
-        calm: Calls that are due at a later time, or at the end of the storm: see `later`.
-    """
+    """The environment of a storm. Everything in it is real, except the provider. `calm`: see `later`."""
 
     plan: StormPlan
     ground: Ground
@@ -131,15 +121,10 @@ class StormStage:
         return "twilio" if self.plan.channel == "sms" else self.plan.provider
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Schedule a call after this time, or at the end of the storm if that comes first."""
         heappush(self.calm, (time.monotonic() + seconds, next(self._numbers), action))
 
     def step(self, *, everything: bool = False) -> None:
-        """Make the calls that are due, and restart the processes and servers that the adversary has ended.
-
-        Raises:
-            HarnessFailed: a producer or the provider's double has ended.
-        """
+        """Make the calls that are due, and restart the processes and servers that the adversary has ended."""
         until = math.inf if everything else time.monotonic()
         due = []
         while self.calm and self.calm[0][0] <= until:
@@ -161,7 +146,6 @@ class StormStage:
         return self.provider.sms() if has_sms and isinstance(self.provider, Double) else set()
 
     def _observe(self, reporter: Reporter) -> None:
-        """Show the reporter what the provider has accepted, at most twice a second."""
         observed_at, octets = self._observed
         if time.monotonic() < observed_at + OBSERVE_SECONDS:
             return
@@ -170,7 +154,6 @@ class StormStage:
         self._observed = (time.monotonic(), now_octets)
 
     def behave(self, **behaviour: object) -> None:
-        """Set the double's behaviour from now on, with the usual latency unless a latency is given."""
         self.provider.behave(**{"latency_ms": self.plan.latency_ms, **behaviour})
 
     def find(self, role: str) -> list[int]:
@@ -199,7 +182,6 @@ class StormStage:
         return any(timer.is_alive() for timer in self._hung.values())
 
     def _restart(self, host: Subject) -> None:
-        """Restart the dispatcher if it has ended; if it ended without a reason, record a fault."""
         code = host.program.exit_code
         if code is None:
             return
@@ -222,11 +204,9 @@ Action = Callable[[StormStage, Random], bool]
 """Causes a fault; returns False if the fault is not possible now."""
 
 BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Error)
-"""The errors that a client gets from a server that is stopping."""
 
 
 def rows_of(stage: StormStage, statement: str, *values: object) -> list[tuple[Any, ...]]:
-    """The rows of a statement; none if PostgreSQL is away."""
     if not stage.outages.is_away(POSTGRES):
         url = stage.ground.database_url
         with suppress(*BROKEN), psycopg.connect(url, autocommit=True, connect_timeout=2) as session:

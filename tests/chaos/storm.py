@@ -1,12 +1,4 @@
-"""Runs one storm: enqueues and dispatches while an adversary causes faults, waits for all work, and gives a verdict.
-
-with storm(plan, ground, folder) as …      everything is real: processes, servers, sockets, signals
-the adversary draws from a shuffled deck   the same seed draws the same cards in the same order
-calm                                       every fault is healed; the remaining calls of the producers get answers
-rest                                       every email final, every dead letter published, the send queue empty
-SIGTERM                                    exit 0, and no process left
-verdict                                    by the oracle, from records that the product does not write
-"""
+"""Runs one storm: enqueues and dispatches while an adversary causes faults, waits for all work, and gives a verdict."""
 
 from __future__ import annotations
 
@@ -32,7 +24,7 @@ from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
 from tests.chaos.outages import Outages
 from tests.chaos.plan import Ground, HarnessFailed, StormPlan
-from tests.chaos.reporter import EventSource, Reporter, WebhookSource
+from tests.chaos.reporter import EventSource, Reporter
 from tests.chaos.stage import BROKEN, Producers, StormStage, rows_of
 from tests.chaos.subject import COMMAND, Network, Subject
 from tests.store.steered_clock import SteeredClock
@@ -59,8 +51,6 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class StormOutcome:
-    """A finished storm, which took `seconds` from the first process to the last, with the count of each action."""
-
     verdict: Judgement
     books: Records
     actions: Mapping[str, int]
@@ -68,12 +58,7 @@ class StormOutcome:
 
 
 def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutcome:
-    """Run a storm to its end. No process is left running.
-
-    Raises:
-        HarnessFailed: the harness failed, so there is no verdict.
-        AssertionError: the dispatcher did not start.
-    """
+    """Run a storm to its end. No process is left running. Raises AssertionError if the dispatcher did not start."""
     began_at = time.monotonic()
     with _stage(plan, ground, folder) as stage:
         try:
@@ -124,10 +109,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         producers = Producers(folder, clock.url, plan)
         if plan.events:
             env = _environment(plan, ground, folder, "api", direct, _provider_settings(plan, provider))
-            is_sendgrid = plan.provider == "sendgrid"
-            url = ground.database_url
-            source = WebhookSource(folder, env, diary, url) if is_sendgrid else EventSource(url)
-            reporter = Reporter(source, plan.provider, plan.seed)
+            reporter = Reporter(EventSource(folder, env, diary, ground.database_url), plan.provider, plan.seed)
         servers = ground.stoppable.servers
         # During a memory alarm, RabbitMQ does not read from publishers. The storm's own publishing must not wait for
         # the end of the alarm.
@@ -167,7 +149,6 @@ def _provider(plan: StormPlan, folder: Path) -> Double | Sink:
 
 
 def _provider_settings(plan: StormPlan, provider: Double | Sink) -> dict[str, str]:
-    """The settings with which hosts send to the double: of emails, SMS, or both."""
     settings = {} if plan.channel == "sms" else dict(provider.settings)
     if plan.channel != "email":
         assert isinstance(provider, Double), "the SMTP double takes no SMS"
@@ -301,16 +282,12 @@ def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
 
 
 def _some_wait(stage: StormStage) -> bool:
-    """Whether the time of some waiting email has not come: it waits for its redelivery, or for a domain's ceiling."""
     return bool(rows_of(stage, _WAITING))
 
 
 def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """Let further runs process the messages that the previous run returned to the queue when it stopped.
-
-    Even if the queue was empty, a worker may have had unacked messages, such as second messages of finished emails. If
-    messages remain after some runs, the oracle judges them.
-    """
+    """Let further runs process the messages that the previous run returned to the queue when it stopped: a worker may
+    have had unacked messages, such as second messages of finished emails."""
     for _ in range(MAX_FURTHER_RUNS):
         if not (waiting := stage.rabbit.waiting(stage.ground.topology.queue)):
             return
@@ -350,7 +327,6 @@ def _await(stage: StormStage, condition: Callable[[], bool], what: str, seconds:
 
 
 def _stop(stage: StormStage) -> None:
-    """Send SIGTERM to every run. Each run must exit with code 0, and every process must end."""
     try:
         # An action may just have stopped a run. Its successor must start first.
         _await(stage, lambda: all(host.is_up for host in stage.hosts), "the start of every host", START_SECONDS)

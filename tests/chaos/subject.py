@@ -1,5 +1,4 @@
-"""One host under test: one `dispatcher run` after the other in one run directory, as under supervisord;
-and its network: proxies between the host and PostgreSQL and RabbitMQ, which an action can cut or black-hole."""
+"""One host under test: one `dispatcher run` after the other in one run directory; and its network of proxies."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from tests.supervisor.program import Event, Program, eventually
 COMMAND: Final = (sys.executable, "-m", "dispatcher.cli.main", "run")
 SERVERS: Final = (POSTGRES, RABBITMQ)
 TURN_SECONDS: Final = 30.0
-"""The time limit for a command, which takes the proxies' thread far less time."""
 
 
 class Network:
@@ -50,7 +48,6 @@ class Network:
         self._do(*names, act=Proxy.freeze_node)
 
     def heal(self) -> None:
-        """Let the host reach every server again. Idempotent."""
         self._do(*self._proxies, act=Proxy.thaw)
         self._away = frozenset()
 
@@ -70,15 +67,7 @@ class Network:
 
 
 class Subject:
-    """The successive runs of one host.
-
-    Attributes:
-        name: The host's name.
-        program: The latest `dispatcher run`.
-        is_stopping: Whether the latest run got SIGTERM.
-        run_dir: The folder of the host's ledgers.
-        network: The proxies between the host and the servers; None if the host connects directly.
-    """
+    """The successive runs of one host. `program` is the latest, and `is_stopping` if that one got SIGTERM."""
 
     program: Program
     is_stopping: bool
@@ -115,7 +104,6 @@ class Subject:
         return self.is_running and not self.is_stopping and bool(self.program.events("dispatcher.started"))
 
     def find(self, role: str) -> list[int]:
-        """The running processes of a role, by name: `worker`, `relay`."""
         return (
             [pid for pid in self.program.children() if f"dispatcher: {role}" in _title(pid)] if self.is_running else []
         )
@@ -128,13 +116,11 @@ class Subject:
         return True
 
     def begin_stop(self) -> None:
-        """Send SIGTERM; the run must drain."""
         self.is_stopping = True
         if self.is_running:
             self.program.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL only to the parent. The children detect this and exit."""
         self._diary.kill(self.program.pid)
         self.program.await_exit()
 

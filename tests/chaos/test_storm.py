@@ -1,7 +1,4 @@
-"""Storms of a minute, on a private PostgreSQL and a shared RabbitMQ; and one of two minutes on a cluster.
-
-`./run chaos` does the same for longer, with a private RabbitMQ.
-"""
+"""Storms of a minute, on a private PostgreSQL and a shared RabbitMQ; and one of two minutes on a cluster."""
 
 from __future__ import annotations
 

@@ -25,33 +25,27 @@ from dispatcher.cli.main import main
 from dispatcher.dev.servers import Servers
 
 DEADLINE_SECONDS: Final = 60.0
-"""Far more seconds than any command takes, even on a busy machine."""
 PROGRAM: Final = (sys.executable, "-m", "dispatcher.cli.main")
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The exit code and the output of a command."""
-
     code: int
     stdout: str
     stderr: str
 
     @property
     def refusals(self) -> list[str]:
-        """The reasons why a service did not start, from its JSON log."""
         events = [orjson.loads(line) for line in self.stdout.splitlines()]
         return [event["reason"] for event in events if (event["event"], event["level"]) == ("startup.failed", "error")]
 
     @property
     def json(self) -> Any:
-        """The decoded JSON on stdout, which must be one line."""
         assert self.stdout.count("\n") == 1, self.stdout
         return orjson.loads(self.stdout)
 
 
 def in_process(*arguments: str) -> CommandResult:
-    """Runs a command in the test's process, with the environment of this process."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         code = main(arguments)
     gc.enable()  # short commands disable the garbage collector
@@ -60,14 +54,8 @@ def in_process(*arguments: str) -> CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """Runs `dispatcher`.
-
-    Attributes:
-        environment: The environment variables, in addition to those that every process needs.
-        needs_process: If true, each call starts a process; otherwise the command runs in the test's process, which
-            takes a tenth of the time, except `run` and `api`, which configure the log of their process.
-        program: What a process executes.
-    """
+    """Runs `dispatcher`. Unless `needs_process`, a call runs the command in the test's process, which takes a tenth of
+    the time; except `run` and `api`, which configure the log of their process."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -76,16 +64,13 @@ class CommandLine:
 
     @property
     def without_process(self) -> CommandLine:
-        """A copy that runs commands in the test's process."""
         return replace(self, needs_process=False)
 
     def having(self, **variables: str | None) -> CommandLine:
-        """A copy with these environment variables changed; None removes a variable."""
         merged = {**self.environment, **variables}
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> CommandResult:
-        """Runs a command until it exits."""
         given = stdin.encode() if isinstance(stdin, str) else stdin
         if not (self.needs_process or arguments[0] in ("run", "api")):
             return self._run_here(arguments, given)
@@ -117,7 +102,6 @@ class CommandLine:
 
     @contextmanager
     def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """Starts a command; kills it at the end of the block if it is still running."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen([*self.program, *arguments], cwd=self.folder, env=self.whole_environment, **pipes)
         try:
@@ -152,7 +136,6 @@ class CommandLine:
 
     @property
     def whole_environment(self) -> dict[str, str]:
-        """`environment`, plus the variables that every process needs."""
         return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TERM": "xterm", **self.environment}
 
 

@@ -24,13 +24,11 @@ def database_url(tables_url: str) -> str:
 
 @pytest.fixture
 def tables(connection: psycopg.Connection) -> Books:
-    """Direct access to the tables."""
     return Books(connection)
 
 
 @pytest.fixture
 def bare(tmp_path: Path) -> CommandLine:
-    """`dispatcher` without servers and providers."""
     environment = {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"}
     return CommandLine(tmp_path, environment, needs_process=False)
 
@@ -64,5 +62,4 @@ def storing(bare: CommandLine, database_url: str) -> CommandLine:
 
 @pytest.fixture
 def unprepared(bare: CommandLine, servers: Servers, empty_database_url: str, topology_names: Topology) -> CommandLine:
-    """`dispatcher` before `init`: with servers, without tables and queues."""
     return bare.having(**settings_for(topology_names, servers, empty_database_url))

@@ -15,7 +15,6 @@ from tests.store.books import Books
 
 
 def stored(tables: Books, sender: str, lane: str | None = None, **more: Any) -> tuple[object, ...]:
-    """Enqueues an email; returns the lane and the policy in its row."""
     key = f"{sender} {lane} {more}"
     email = Email(message_key=key, sender=sender, to=["a@example.org"], subject="s", text="t", lane=lane, **more)
     row = tables.row(enqueue(tables.connection, email).email_id)
@@ -172,10 +171,3 @@ def test_a_pause_says_how_many_emails_wait_and_doubts_names_that_have_none(stori
     assert [(each["waiting"], each["has_emails"]) for each in listed] == [
         *((2, True), (0, False), (3, None), (3, None), (None, False))
     ]
-
-
-def test_a_domain_is_unset_by_its_former_verb_too(storing: CommandLine) -> None:
-    for verb in ("unset", "remove"):
-        assert storing("domains", "set", "example.org", "--per-second", "5").code == 0
-        assert storing("domains", verb, "example.org").code == 0
-    assert "remove" not in storing("domains", "--help").stdout

@@ -28,20 +28,17 @@ WHY = ("--reason", "the provider is back")
 
 @pytest.fixture
 def offline(storing: CommandLine) -> CommandLine:
-    """`dispatcher` with tables, while RabbitMQ is unreachable."""
     return storing.having(DISPATCHER_AMQP_URL="amqp://u:p@127.0.0.1:1/")
 
 
 @pytest.fixture
 def dead(tables: Books) -> DeadEmails:
-    """Creates failed and held emails, without a DLQ."""
     nowhere: Any = None
     return DeadEmails(tables, nowhere, nowhere)
 
 
 @pytest.fixture
 def dead_emails(tables: Books, servers: Servers, topology: Topology) -> DeadEmails:
-    """Creates failed and held emails, and writes to the DLQ."""
     return DeadEmails(tables, Errands(servers.amqp_url), topology)  # type: ignore[arg-type]
 
 

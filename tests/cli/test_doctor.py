@@ -41,7 +41,6 @@ def prepared(prepared: CommandLine, database_url: str) -> CommandLine:
 
 @pytest.fixture
 def managed(settled: CommandLine, servers: Servers) -> CommandLine:
-    """`settled`, with RabbitMQ's management API."""
     return settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url)
 
 
@@ -98,7 +97,9 @@ def test_settings_have_findings(managed: CommandLine) -> None:
     given: dict[str, str | None] = {"DATABASE_URL": f"{url}?options=-c%20synchronous_commit%3Doff"}
     given |= {"RABBITMQ_MANAGEMENT_URL": None, "WORKERS": "256", "RUN_DIR": "/proc/nowhere/run", **EVENTS}
     given |= {"PROVIDERS": "smtp", "SMTP_URL": f"smtp://{AWAY}?tls=none"}
-    gone = {"DATABASE_URL": f"{url}_gone", "MAX_ATTEMPTS": "5", **SLOW}
+    (folder := managed.folder / "open to all").mkdir()
+    folder.chmod(0o777)
+    gone = {"DATABASE_URL": f"{url}_gone", "MAX_ATTEMPTS": "5", "RUN_DIR": str(folder), **SLOW}
     changed, slow = [
         _findings(managed.having(**{f"DISPATCHER_{name}": value for name, value in each.items()}), code=1)
         for each in (given, gone)
@@ -114,6 +115,7 @@ def test_settings_have_findings(managed: CommandLine) -> None:
         (slow, "PostgreSQL", "failed", "name at the end of DISPATCHER_DATABASE_URL"),
         (slow, "RabbitMQ consumer timeout", "warning", "keep a message unacked for 5460 s"),
         (slow, "event sources", "ok", "none"),
+        (slow, "run directory", "failed", "every user"),
     ):
         assert found[subject]["state"] == state
         assert words in f"{found[subject]['detail']} {found[subject]['remedy']}"
@@ -300,16 +302,6 @@ def test_volatility_says_why_a_folder_loses_its_files() -> None:
         **dict.fromkeys(("/var/lib/email-dispatcher", "/tmpfiles/run", "/run/disk/email-dispatcher")),
     }.items():
         assert volatility(Path(folder), mounts) == words
-
-
-def test_a_run_directory_that_every_user_may_write_fails(settled: CommandLine) -> None:
-    folder = settled.folder / "open to all"
-    folder.mkdir()
-    folder.chmod(0o777)
-
-    found = _findings(settled.having(DISPATCHER_RUN_DIR=str(folder)), code=1)["run directory"]
-
-    assert (found["state"], "every user" in found["detail"]) == ("failed", True)
 
 
 def test_a_disk_without_space_for_the_ledgers_fails_and_too_few_open_files_are_a_warning(settled: CommandLine) -> None:

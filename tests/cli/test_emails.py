@@ -15,7 +15,6 @@ WHY = ("--reason", "seen at the provider")
 
 
 def made(tables: Books, count: int, **columns: object) -> list[str]:
-    """Emails with these columns."""
     email_ids = tables.enqueue(count)
     for email_id in email_ids:
         tables.change(email_id, **columns)
@@ -71,22 +70,6 @@ def test_a_key_is_shown_whatever_its_tenant_and_tenants_with_the_same_key_are_li
     assert (none.code, foreign.code) == (1, 1)
     assert "No tenant has an email with the message key 'none-1'." in none.stderr
     assert "Tenant 'acme' has no email with the message key 'only-1'." in foreign.stderr
-
-
-def test_a_page_names_the_next_page(storing: CommandLine, tables: Books) -> None:
-    first, second, third = held(tables, 3)
-
-    found = storing("find", "--domain", "example.org", "--limit", "2", "--json").json
-    older = storing("find", "--domain", "example.org", "--after", found["next"], "--json").json
-    page = storing("held", "list", "--limit", "2", "--json").json
-    rest = storing("held", "list", "--after", page["next"], "--json").json
-    none = storing("held", "list", "--older-than", "1h")
-
-    assert [email["id"] for email in found["emails"] + older["emails"]] == [third, second, first]
-    assert [email["email_id"] for email in page["emails"]] == [third, second]
-    assert [email["email_id"] for email in rest["emails"]] == [first]
-    assert (older["next"], rest["next"]) == (None, None)
-    assert (none.code, none.stdout, none.stderr) == (0, "", "No held email matches.\n")
 
 
 def test_tags_channels_and_domains_select_emails(storing: CommandLine, tables: Books) -> None:

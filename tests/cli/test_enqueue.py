@@ -28,7 +28,6 @@ LINE = orjson.dumps(EMAIL)
 
 
 def _contents(tables: Books) -> dict[str, Any]:
-    """All columns of the only stored email."""
     (row,) = tables.select(
         "select * from email_log join email_content using (email_id) left join email_attachment using (email_id)"
     )
@@ -173,7 +172,6 @@ def _lines(emails: Iterable[Any]) -> bytes:
 
 
 def feed(storing: CommandLine, lines: Iterable[Any], *options: str) -> CommandResult:
-    """Enqueues these lines."""
     return storing("enqueue", "--file", "-", *options, stdin=_lines(lines))
 
 
@@ -217,7 +215,6 @@ def test_an_empty_file_is_a_success_and_one_that_cannot_be_opened_a_usage_error(
 
 @contextmanager
 def stored_batch(storing: CommandLine, tables: Books) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that has stored its first batch and waits for more lines than 700."""
     with storing.started("enqueue", "--file", "-", "--json") as process:
         assert process.stdin is not None
         process.stdin.write(_lines(map(_email, range(700))))

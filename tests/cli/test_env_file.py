@@ -22,7 +22,6 @@ COMPLETE = (
 
 
 def shown(commandline: CommandLine, *arguments: str) -> dict[str, tuple[str, str]]:
-    """The value and the source of each setting, by variable."""
     ended = commandline("config", "--json", *arguments)
     return {line["variable"]: (line["value"], line["source"]) for line in ended.json["settings"]}
 
@@ -64,7 +63,6 @@ def test_every_mistake_names_file_and_line_and_no_value() -> None:
 
 
 def without_env_file(command: click.Command, words: str) -> list[str]:
-    """The commands below this one that have no option for an env file."""
     if isinstance(command, click.Group):
         return [found for name, each in command.commands.items() for found in without_env_file(each, f"{words} {name}")]
     return [] if any("--env-file" in option.opts for option in command.params) else [words]

@@ -75,7 +75,6 @@ def test_one_unreachable_server_does_not_stop_the_preparation_of_the_other(unpre
 
 @contextmanager
 def using(release: CommandLine, *statements: str) -> Iterator[psycopg.Connection]:
-    """A transaction of an application, which stays open after these statements."""
     url = release.environment["DISPATCHER_DATABASE_URL"]
     with psycopg.connect(url, application_name="nightly-report") as connection:
         for statement in statements:
@@ -143,10 +142,7 @@ def test_init_says_how_many_rows_it_changes_and_waits_for_no_reader(
 def test_init_ends_no_transaction_that_locks_in_another_order(
     release: CommandLine, connection: psycopg.Connection
 ) -> None:
-    with (
-        using(release, "select from dispatcher.email_idempotency") as application,
-        release.started("init") as init,
-    ):
+    with using(release, "select from dispatcher.email_idempotency") as application, release.started("init") as init:
         # The migration locks `email_log` first, and then `email_idempotency`.
         waits = "select 1 from pg_locks where relation = 'dispatcher.email_idempotency'::regclass and not granted"
         wait_until(lambda: connection.execute(waits).fetchone())
@@ -210,11 +206,3 @@ def test_dry_run_names_what_prune_drops_or_cannot_drop(storing: CommandLine, con
     assert (set(some.json["partitions"]), done["partitions"]) == (names - {stuck}, [stuck])
     assert {name: done[name] for name in KINDS} == dict.fromkeys(KINDS, 0)
     assert storing("prune", "--dry-run").stdout == "no partition is old enough\n"
-
-
-def test_keeping_content_longer_than_its_email_is_a_configuration_error(bare: CommandLine) -> None:
-    days = {"DISPATCHER_RETAIN_EMAILS_DAYS": "10", "DISPATCHER_RETAIN_CONTENT_DAYS": "20"}
-
-    ended = bare.having(DISPATCHER_DATABASE_URL="postgresql://nobody@127.0.0.1:1/x", **days)("prune")
-
-    assert (ended.code, "DISPATCHER_RETAIN_CONTENT_DAYS" in ended.stderr) == (78, True)

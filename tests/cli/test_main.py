@@ -218,7 +218,6 @@ WRONG: dict[str, str] = {
     "find --from secret@": "--from",
     "forget 'not an address' --reason x --yes": "ADDRESS",
     "forget +1 --reason x --yes": "The number must be a phone number",
-    "tenants set a --per-second abc": "'--per-second': it must be a number from 0.001 to 1,000,000, such as 2.5.",
     "status --watch abc": "'--watch': 'abc' is not a number from 0.1 to 86,400, such as 2.5.",
     "status --history 0s": "--history",
     "status --history 7d --watch": "--watch",

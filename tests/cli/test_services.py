@@ -33,7 +33,6 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts commands, and kills them after the test."""
     programs: list[Program] = []
 
     def start_one(commandline: CommandLine, *words: str) -> Program:
@@ -48,7 +47,6 @@ def start() -> Iterator[Start]:
 
 
 def _end(program: Program, number: signal.Signals = signal.SIGTERM) -> int:
-    """Sends a signal; returns the exit code."""
     program.send(number)
     return program.await_exit(DEADLINE_SECONDS)
 

@@ -25,7 +25,6 @@ AWAY = "postgresql://u:p@127.0.0.1:1/x"
 
 
 def words_of(commandline: CommandLine) -> list[list[str]]:
-    """The words of each line of the table."""
     return [line.split() for line in commandline("status").stdout.splitlines() if line.strip()]
 
 

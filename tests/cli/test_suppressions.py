@@ -19,7 +19,6 @@ def entries(tables: Books) -> list[Row]:
 
 
 def stopped(tables: Books, to: str, **fields: object) -> UUID:
-    """An email that failed because its recipient is suppressed."""
     email_id = tables.enqueue_one(to=to, **fields)
     tables.change(email_id, status="failed", error_type="suppressed", publish_due_at=None, attempt_count=1)
     return email_id
@@ -46,19 +45,6 @@ def test_added_recipients_are_listed_masked_and_audited_without_addresses(storin
     assert "example" not in orjson.dumps(audit["detail"]).decode()
 
 
-def test_pages_and_kinds(storing: CommandLine, tables: Books) -> None:
-    suppress(tables.connection, *(f"{name}@example.org" for name in ("ann", "bob", "cem")))
-    storing("suppressions", "add", "dan@example.org", "--kind", "complaint", "--days", "30", *WHY)
-
-    page = storing("suppressions", "list", "--limit", "2", "--json").json
-    rest = storing("suppressions", "list", "--after", page["next"], "--json").json
-    complaints = storing("suppressions", "list", "--kind", "complaint", "--json").json["suppressions"]
-
-    assert [entry["recipient"][0] for entry in page["suppressions"] + rest["suppressions"]] == ["d", "c", "b", "a"]
-    assert [entry["recipient"][0] for entry in complaints] == ["d"]
-    assert complaints[0]["expires_at"] is not None
-
-
 def test_entries_of_all_tenants_are_listed_and_removed_by_id(storing: CommandLine, tables: Books) -> None:
     suppress(tables.connection, "ann@example.org", tenant_id="acme")
     suppress(tables.connection, "ann@example.org", "bob@example.org", tenant_id="shop")
@@ -70,7 +56,10 @@ def test_entries_of_all_tenants_are_listed_and_removed_by_id(storing: CommandLin
         document = storing("suppressions", "list", *after, "--json").json
         pages += [(each["tenant_id"], each["recipient"][0]) for each in document["suppressions"]]
         after = ["--limit", "1", "--after", document["next"]] if document["next"] else []
-    of_kind = storing("suppressions", "list", "--kind", "hard_bounce", "--json").json["suppressions"]
+    of_kind = [
+        len(storing("suppressions", "list", "--kind", kind, "--json").json["suppressions"])
+        for kind in ("hard_bounce", "complaint")
+    ]
     found = storing("suppressions", "list", "ann@example.org", "--json").json["suppressions"]
     empty = storing("suppressions", "list", "--tenant", "default")
     of_another = storing(*remove, "--json").json
@@ -78,7 +67,7 @@ def test_entries_of_all_tenants_are_listed_and_removed_by_id(storing: CommandLin
     both = storing(*remove, "ann@example.org")
 
     assert pages == [("shop", "b"), ("shop", "a"), ("acme", "a")]
-    assert (len(of_kind), [each["tenant_id"] for each in found]) == (3, ["shop", "acme"])
+    assert (of_kind, [each["tenant_id"] for each in found]) == ([3, 0], ["shop", "acme"])
     assert "Tenant 'default' suppresses no such recipient. Tenants with entries: acme, shop." in empty.stderr
     assert (of_another["removed"], removed["removed"]) == (0, 1)
     assert removed["stopped_email_ids"] == [str(email_id)]

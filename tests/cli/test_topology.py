@@ -39,19 +39,15 @@ ROLES = ("owner", "producer", "dispatcher", "reader")
 
 
 class Database:
-    """An application's database, with roles that can log in."""
-
     def __init__(self, servers: Servers, name: str) -> None:
         self._parts = urlsplit(servers.database_url)._replace(path=f"/{name}")
         self.names = {role: f"{role}_{name}" for role in ROLES}
 
     def url(self, role: str = "") -> str:
-        """The URL of a role; without a role, of the superuser."""
         host = f"{self._parts.hostname}:{self._parts.port}"
         return self._parts._replace(netloc=f"{self.names[role]}:secret@{host}" if role else self._parts.netloc).geturl()
 
     def execute(self, statement: str, role: str = "") -> list[tuple[object, ...]]:
-        """Executes one statement in a new session; returns its rows."""
         with psycopg.connect(self.url(role), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -75,14 +71,12 @@ def database(servers: Servers) -> Iterator[Database]:
 
 @pytest.fixture
 def owner(bare: CommandLine, servers: Servers, database: Database, topology_names: Topology) -> CommandLine:
-    """`dispatcher` as the role that may create a schema."""
     settings = settings_for(topology_names, servers, database.url("owner"))
     # This process has loaded the statements with the usual schema.
     return replace(bare, needs_process=True).having(**settings, DISPATCHER_DATABASE_SCHEMA=SCHEMA)
 
 
 def granted(owner: CommandLine, database: Database) -> dict[str, CommandLine]:
-    """`dispatcher` as each role, after `init` and after the owner has executed the output of `topology grants`."""
     succeed(owner, "init")
     options = [word for role in ("producer", "dispatcher", "reader") for word in (f"--{role}", database.names[role])]
     database.execute(owner("topology", "grants", "--exact", *options).stdout, "owner")

@@ -74,6 +74,7 @@ BAD: dict[str, Records] = {
     "failed without a refusal": replace(GOOD, refused_keys=frozenset()),
     "refused and not failed": replace(GOOD, refused_keys=frozenset({"a", "b"})),
     "held without need": replace(GOOD, wire=Wire()),
+    "held under resend": replace(GOOD, policy="resend"),
     "leases recovered without need": replace(GOOD, expired_at=[140.0], fault_times=[100.0, 150.0]),
     "not sent although an event proves it": replace(GOOD, reported=frozenset({HELD})),
     "too few accepted emails settled by events": replace(
@@ -82,7 +83,6 @@ BAD: dict[str, Records] = {
         rows={UUID(int=number): Row(str(number), "held") for number in range(100, 120)},
         accepted={UUID(int=number): 1 for number in range(100, 120)},
     ),
-    "sent, and a recipient is left out": delivered({"a@x": 1}),
     "accepted for another recipient": delivered({"a@x": 1, "b@x": 1, "c@x": 1}),
     "forged events that were accepted": replace(GOOD, reported=frozenset(), forgeries=1),
     "settled without an event": replace(GOOD, reported=frozenset(), settled=frozenset({SENT})),
@@ -95,7 +95,6 @@ LOST = {
     "neither sent nor failed nor held nor cancelled": 1,
     "sent and never accepted": 1,
     "too few accepted emails settled by events": 2,  # two of the emails of GOOD have no row
-    "sent, and a recipient is left out": 1,
 }
 
 
@@ -106,18 +105,6 @@ def test_correct_records_have_no_violations() -> None:
     assert verdict.counts == {"sent": 1, "failed": 1, "held": 1}
     assert (verdict.enqueued, verdict.lost, verdict.duplicates) == (3, 0, 0)
     assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (1, 0, 0)
-
-
-def test_a_cancelled_email_that_was_not_sent_is_no_violation() -> None:
-    asked = replace(with_row(STRANGER, CANCELLED), cancelling=frozenset({STRANGER}), cancelled_at={STRANGER: 100.0})
-    expired = with_row(STRANGER, replace(CANCELLED, reason="expired", may_expire=True))
-    partly = with_row(STRANGER, replace(CANCELLED, reason="partly_delivered", may_expire=True))
-
-    for records in (asked, expired, partly):
-        verdict = judge(records)
-        assert verdict.is_good, verdict.violations
-        assert verdict.counts["cancelled"] == 1
-        assert (verdict.sent_after_cancelled, verdict.too_late_wrongly) == (0, 0)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -139,6 +126,7 @@ PARTLY = Row("a", "failed", reason="partly_delivered")
         (delivered({"a@x": 1}), 1, 0, "sent, and a recipient is left out"),
         (delivered({"a@x": 2, "b@x": 1}), 0, 1, "accepted more than once"),
         (delivered({"a@x": 2, "b@x": 3}), 0, 3, "accepted more than once"),
+        (replace(GOOD, accepted={SENT: 4, HELD: 2}), 0, 4, "accepted more than once"),
         (delivered({"a@x": 1}, PARTLY), 0, 0, None),
         (delivered({"a@x": 2}, PARTLY), 0, 1, "accepted more than once"),
         (delivered({"a@x": 1, "b@x": 1}, PARTLY), 0, 0, "failed and accepted"),
@@ -152,16 +140,7 @@ def test_each_recipient_is_judged(records: Records, lost: int, duplicates: int, 
     assert (verdict.lost, verdict.duplicates) == (lost, duplicates)
 
 
-def test_a_lease_may_expire_soon_after_a_fault() -> None:
-    assert judge(replace(GOOD, expired_at=[120.0], fault_times=[100.0])).is_good
-
-
-def test_every_acceptance_beyond_the_first_is_a_duplicate() -> None:
-    assert judge(replace(GOOD, accepted={SENT: 4, HELD: 2})).duplicates == 4
-
-
 def resend(accepted: int, *, uncertain: int, expired_leases: int) -> Records:
-    """The records of a sent email with the policy `resend`, with these numbers of acceptances and unknown outcomes."""
     attempts = [attempt(SENT, "uncertain", number) for number in range(uncertain)]
     return Records(
         policy="resend",
@@ -186,10 +165,6 @@ def test_under_resend_an_email_may_be_accepted_again_once_for_each_unknown_outco
     assert list(verdict.violations) == ([] if is_good else ["accepted again without an unknown outcome"])
 
 
-def test_under_resend_a_held_email_is_a_violation() -> None:
-    assert "held under resend" in judge(replace(GOOD, policy="resend")).violations
-
-
 def held(exchanges: list[Exchange], disturbances: list[Disturbance]) -> Records:
     return replace(GOOD, wire=Wire(exchanges), disturbances=disturbances)
 
@@ -203,10 +178,7 @@ EARLIER = attempt(HELD, "deferred", 0, started_at=49.9)
 
 ON_THE_WIRE = {  # a request whose answer reached no worker
     "no answer was written": held([Exchange(HELD, 100.1)], []),
-    "the answer was left unread": held([Exchange(HELD, 100.1, 100.4, was_read=False)], [KILLED]),
-    "answered to the dead": held([Exchange(HELD, 100.1, 100.6)], [KILLED]),
     "cut off while it arrived": replace(held([], [KILLED]), wire=Wire(fragments=[CUT_OFF])),
-    "answered to the frozen": held([Exchange(HELD, 100.1, 101.0)], [FROZEN]),
     "into a connection that the provider closed": replace(GOOD, wire=Wire(closed_at=[100.2])),
 }
 AT_THE_EDGE = {  # a worker killed in a moment that no ledger distinguishes
@@ -214,7 +186,6 @@ AT_THE_EDGE = {  # a worker killed in a moment that no ledger distinguishes
     "before its first byte, and another's was cut off long before": replace(
         held([], [KILLED]), wire=Wire(fragments=[Fragment(90.0, 90.1)])
     ),
-    "frozen before its first byte": held([], [FROZEN]),
     "frozen, and recorded by the relay": replace(held([], [FROZEN]), attempts=[BY_THE_RELAY]),
     "just after its answer": held([Exchange(HELD, 100.1, 100.499)], [KILLED]),
 }

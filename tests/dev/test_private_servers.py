@@ -44,7 +44,6 @@ def quietly(_: str) -> None:
 
 @pytest.fixture
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unsets the environment variables that set servers."""
     for name in ("DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -190,7 +189,6 @@ def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monke
 
 
 def listening(pids: list[int]) -> set[tuple[str, int]]:
-    """The hosts, in the format of the kernel, and the ports on which these processes listen."""
     inodes = {inode for pid in pids for inode in _sockets(pid)}
     tables = [Path(table).read_text().splitlines()[1:] for table in ("/proc/net/tcp", "/proc/net/tcp6")]
     found = [line.split() for table in tables for line in table]
@@ -207,7 +205,6 @@ def _name(pid: int) -> str:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """The inodes of the process's sockets."""
     ignore_closed = contextlib.suppress(FileNotFoundError, ProcessLookupError)
     with ignore_closed:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -218,7 +215,6 @@ def _sockets(pid: int) -> Iterator[str]:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    """The processes of a folder whose keeper has no owner."""
     processes = Processes(tmp_path)
     processes.spawn_keeper(owner_pid=None)
     yield processes
@@ -226,7 +222,6 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def shell(folder: Path, script: str) -> Plan:
-    """A plan that runs a shell script."""
     return Plan(
         argv=["/bin/sh", "-c", script],
         env={"PATH": os.defpath},

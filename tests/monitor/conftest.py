@@ -29,7 +29,6 @@ def ca_file(ca: trustme.CA, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def notice() -> Notice:
-    """A notice about three dead letters."""
     at = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
     alert = Alert(
         Kind.DEAD_LETTERS,

@@ -36,8 +36,6 @@ class Depth:
 
 @dataclass
 class RecordingChannel:
-    """A channel that records its notices, and refuses the next `failures`."""
-
     name: str = "channel"
     failures: int = 0
     accepted: list[Notice] = field(default_factory=list)
@@ -89,8 +87,6 @@ class Host:
         return self.channel.accepted[0].alert
 
     async def until_reconnected(self) -> None:
-        """Checks until the host has reached PostgreSQL. It then stores the notices that it sent during an outage."""
-
         async def is_reconnected() -> bool:
             await self.run_once()
             return not self.state.is_alone
@@ -144,6 +140,5 @@ async def host(
 
 
 async def accepts(channel: RecordingChannel, *phases: str) -> None:
-    """Waits until a channel has accepted exactly these notices, in any order."""
     await until(lambda: len(channel.accepted) >= len(phases))
     assert Counter(channel.phases) == Counter(phases)

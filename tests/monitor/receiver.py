@@ -23,8 +23,6 @@ SECRET: Final = "whsec_" + base64.b64encode(b"0123456789abcdefghijklmnopqrstuv")
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A request that the receiver has read completely."""
-
     path: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)

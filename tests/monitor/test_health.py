@@ -30,8 +30,6 @@ QUEUES = {**dict.fromkeys(SEND_QUEUES, FoundQueue(3, 2)), SETTINGS.dlq: FoundQue
 
 
 class Answered(Poll[Any]):
-    """A poll whose server gives this answer, or raises this error."""
-
     def __init__(self, value: object) -> None:
         async def ask() -> object:
             if isinstance(value, DispatcherError):
@@ -49,7 +47,6 @@ async def reasons(
     unready: Sequence[str] = (),
     members: Sequence[ProcessStatus] = (),
 ) -> dict[str, str]:
-    """The failing checks with their reasons, after polls that returned `counts` and `queues`."""
     store = counts if isinstance(counts, Poll) else Answered(counts)
     broker = Answered(queues)
     await store.ask()

@@ -91,7 +91,6 @@ class Scene:
         return email_id
 
     def status_of(self, status: str, **fields: Any) -> None:
-        """What Twilio shows for the latest message from now on."""
         self.double.messages[-1].update(status=status, **fields)
 
     def events(self) -> list[tuple[UUID, str, str | None]]:

@@ -39,7 +39,6 @@ def settings_of(**environ: str) -> Settings:
 
 @pytest.fixture
 def settings(tables_url: str) -> Settings:
-    """The settings of a host with two lanes."""
     lanes = {"QUEUE": "send", "DLQ": "dead", "LANES": "normal,bulk"}
     return settings_of(DATABASE_URL=tables_url, AMQP_URL="amqp://unused.invalid", **lanes)
 

@@ -49,7 +49,6 @@ def value_of(connection: psycopg.Connection, query: str) -> Any:
 
 @asynccontextmanager
 async def holding(database_url: str, lock_name: str) -> AsyncIterator[None]:
-    """Holds a named lock in the session of another host during the block."""
     async with await connect_async(database_url, name="other host") as other, named_lock(other, lock_name) as is_ours:
         assert is_ours
         yield
@@ -118,7 +117,6 @@ async def test_one_relay_at_a_time_creates_the_missing_partitions(
 
 
 def forget_summaries(connection: psycopg.Connection) -> None:
-    """Removes the summaries of two of three ranges, as if autovacuum had lost the requests for them."""
     connection.execute(
         "select brin_desummarize_range(%s, page) from generate_series(0, %s, %s) as page",
         [INDEX, 2 * pages(connection) // 3, RANGE_PAGES],

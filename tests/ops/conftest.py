@@ -20,14 +20,12 @@ from tests.store.books import Books
 
 @pytest.fixture
 async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    """An operator's session."""
     async with await connect_async(tables_url, name="operator") as opened:
         yield opened
 
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    """The settings of a process that uses this test's tables and queues."""
     return settings_of(tables_url, servers.amqp_url, topology)
 
 

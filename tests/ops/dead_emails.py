@@ -24,15 +24,12 @@ PERSISTENT = 2
 
 
 class DeadEmails:
-    """Creates failed and held emails, and writes to this test's DLQ."""
-
     def __init__(self, books: Books, rabbit: Rabbit, topology: Topology) -> None:
         self.books = books
         self.rabbit = rabbit
         self.topology = topology
 
     def create(self, count: int = 1, *, status: str = "failed", **columns: Any) -> list[UUID]:
-        """Creates `count` failed or held emails, by default with three attempts each; returns their ids."""
         usual = {
             "status": status,
             "attempt_count": 3,
@@ -48,7 +45,6 @@ class DeadEmails:
         return email_ids
 
     def dead_letter(self, email_id: UUID, **fields: Any) -> bytes:
-        """The email's dead letter, as the relay publishes it."""
         row = self.books.row(email_id)
         given: dict[str, Any] = {
             "email_id": email_id,
@@ -66,22 +62,17 @@ class DeadEmails:
         return encode(DeadLetter(**{**given, **fields}))
 
     async def publish_dead_letters(self, email_ids: list[UUID], **fields: Any) -> None:
-        """Publishes the emails' dead letters to the DLQ, in order."""
         for email_id in email_ids:
             await self.publish(self.dead_letter(email_id, **fields))
 
     async def publish(self, body: bytes, **properties: Any) -> None:
-        """Publishes any bytes to the DLQ."""
         await self.rabbit.publish(self.topology.dlq, body, BasicProperties(delivery_mode=PERSISTENT, **properties))
 
     def audit(self) -> list[dict[str, Any]]:
-        """All audit records, oldest first."""
         return self.books.select("select * from operator_audit order by audit_id")
 
 
 class Desk(DeadEmails):
-    """An operator's session, and failed and held emails, with a DLQ if a test needs it."""
-
     def __init__(self, session: AsyncSession, url: str, books: Books, dlq: Any, rabbit: Any, topology: Any) -> None:
         super().__init__(books, rabbit, topology)
         self.session = session
@@ -90,7 +81,6 @@ class Desk(DeadEmails):
 
 
 async def decide(source: Source, decision: Batch, *email_ids: UUID, actor: str = "ann@ops-1") -> list[str]:
-    """Carries out a decision; returns a verdict per email."""
     return [
         each.verdict
         async for judged in run_batch(source, decision, Who(Face.COMMAND, actor), email_ids)

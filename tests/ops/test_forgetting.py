@@ -26,7 +26,6 @@ QUOTE = "mailbox of ann is full"
 
 
 def finished(books: Books, *, status: str = "sent", **fields: Any) -> UUID:
-    """An email in a final status, with an attempt and a provider's text in both tables."""
     email_id = books.enqueue_one(**{"to": ANN, **fields})
     books.change(email_id, status=status, publish_due_at=None, last_error=QUOTE, provider="smtp")
     books.connection.execute(
@@ -41,7 +40,6 @@ def finished(books: Books, *, status: str = "sent", **fields: Any) -> UUID:
 
 
 async def report(url: str, email_id: UUID, recipient: str) -> None:
-    """Stores a bounce of this recipient."""
     about: dict[str, Any] = {"email_id": email_id, "recipient": recipient, "code": "550", "detail": QUOTE}
     event = ProviderEvent(
         **about, provider="sendgrid", kind=EventKind.BOUNCED, bounce=Bounce.SOFT, happened_at=datetime.now(UTC)
@@ -57,7 +55,6 @@ async def forget(session: AsyncSession, address: str = ANN, **options: bool) -> 
 
 
 def texts_of(books: Books) -> str:
-    """Everything in the tables that may contain an address, as text."""
     names = ("email_log", "email_content", "email_attempt", "email_event", "email_recipient", "suppression")
     return str([books.select(f"table {name}") for name in (*names, "operator_audit")])
 

@@ -48,7 +48,6 @@ LEASE_SECONDS = 60.0
 
 @pytest.fixture
 def worker(tables_url: str) -> Iterator[psycopg.Connection]:
-    """Opens the sessions of a leading relay and of a worker."""
     with (
         psycopg.connect(tables_url, autocommit=True, application_name=WORKER) as worker,
         psycopg.connect(tables_url, autocommit=True) as relay,
@@ -69,7 +68,6 @@ async def wait_of(session: AsyncSession, email_id: UUID, *providers: str) -> Wai
 
 
 async def act(session: AsyncSession, asked: Change[Pause], actor: str = "ann@ops-1") -> Pause:
-    """Begins or ends a pause."""
     found: Pause = await run(
         session, asked.but(reason=asked.reason or "maintenance"), Who(Face.COMMAND, actor), SETTINGS
     )

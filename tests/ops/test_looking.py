@@ -261,15 +261,12 @@ async def test_the_dead_letter_of_a_deleted_email_is_audited_before_its_removal(
 
 
 class Eventful(DeadLetterQueue):
-    """A DLQ that runs one of the given events after each of its first reads."""
-
     def __init__(self, connection: Connection, queue: str, events: list[Callable[[], Awaitable[None]]]) -> None:
         super().__init__(connection, queue)
         self._events = iter(events)
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Reads the DLQ, and afterwards runs the next event."""
         async with super().scan() as opened:
             yield opened
         if event := next(self._events, None):
@@ -277,7 +274,6 @@ class Eventful(DeadLetterQueue):
 
 
 def lose(queue: Desk, *email_ids: UUID) -> None:
-    """Deletes emails from the tables, as pruning or a restore would."""
     queue.books.connection.execute("delete from email_log where email_id = any(%s)", [list(email_ids)])
 
 

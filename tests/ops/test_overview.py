@@ -24,7 +24,6 @@ from tests.store.pausing import pause
 
 @pytest.fixture
 def settings(tables_url: str) -> Settings:
-    """The settings of a host that sends by SMTP, at most 50 emails per second."""
     given = {"DATABASE_URL": tables_url, "AMQP_URL": "amqp://unused.invalid", "PROVIDERS": "smtp"}
     given |= {"SMTP_HOST": "smtp.invalid", "SMTP_MAX_PER_SECOND": "50"}
     return load({f"DISPATCHER_{name}": value for name, value in given.items()})
@@ -32,8 +31,6 @@ def settings(tables_url: str) -> Settings:
 
 @pytest.fixture
 def reader(settings: Settings, session: AsyncSession) -> OverviewReader:
-    """The Overview on an operator's session."""
-
     @asynccontextmanager
     async def open_session() -> AsyncIterator[AsyncSession]:
         yield session

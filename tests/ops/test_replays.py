@@ -36,7 +36,6 @@ async def stop(session: AsyncSession, replay_id: int) -> None:
 
 
 async def stop_elsewhere(url: str, replay_id: int) -> None:
-    """Stops a replay from a separate session."""
     async with await connect_async(url, name="elsewhere") as elsewhere:
         await stop(elsewhere, replay_id)
 
@@ -309,7 +308,6 @@ async def test_a_replay_that_waits_ends_soon_after_it_is_stopped(desk: Desk, per
 
 @contextmanager
 def lock_holder(url: str, *, locks: list[UUID]) -> Iterator[None]:
-    """Opens a transaction that locks these emails' rows."""
     with psycopg.connect(url, application_name="lock_holder") as connection:
         connection.execute("select from email_log where email_id = any(%s) for share", [locks])
         yield

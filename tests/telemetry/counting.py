@@ -35,7 +35,6 @@ class Process:
         self._pipe = pipe
 
     def tell(self, words: str) -> str:
-        """Sends the process a command; returns the answer."""
         self._pipe.send(words)
         return str(self._pipe.recv())
 
@@ -85,8 +84,6 @@ def _serve(pipe: Connection[Any, Any], folder: Path, slot: str, file_octets: int
 
 
 def _race(labels: int) -> None:
-    """Counts new labels in four threads at the same time."""
-
     def count(thread: int) -> None:
         for number in range(labels):
             metrics.THROTTLES.add(1, f"provider-{thread}-{number}")
@@ -100,20 +97,17 @@ def _race(labels: int) -> None:
 
 
 def samples(folder: Path) -> dict[str, float]:
-    """The values of a scrape. A key is the sample's name with its labels."""
     registry = CollectorRegistry()
     registry.register(ProcessCollector(folder))
     return parsed(generate_latest(registry).decode())
 
 
 def parsed(text: str) -> dict[str, float]:
-    """The samples in Prometheus' text format."""
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines}
 
 
 def skipped(folder: Path) -> dict[str, float]:
-    """The number of skipped files by reason, without zeros."""
     prefix = 'dispatcher_metrics_skipped_files{reason="'
     found = {name: value for name, value in samples(folder).items() if name.startswith(prefix)}
     assert len(found) == 4

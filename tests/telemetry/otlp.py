@@ -29,13 +29,10 @@ class SeenSpan:
 
 @dataclass
 class Collector:
-    """The spans and requests that a server received."""
-
     url: str
     bodies: list[bytes] = field(default_factory=list)
 
     def spans(self, name: str) -> list[SeenSpan]:
-        """The spans with this name, oldest first."""
         found = [span for body in self.bodies for span in _read(body) if span.name == name]
         return sorted(found, key=lambda span: span.started_at)
 
@@ -62,8 +59,6 @@ def _read(body: bytes) -> Iterator[SeenSpan]:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """Runs a server during the block."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             collector.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))

@@ -18,13 +18,11 @@ RULES: Final = DEPLOY / "alerts.rules.yml"
 
 
 def queries() -> list[str]:
-    """The queries of all panels, with a fixed interval instead of Grafana's variable."""
     panels = json.loads((DEPLOY / "grafana-dashboard.json").read_text())["panels"]
     return [target["expr"].replace("$__rate_interval", "1m") for each in panels for target in each.get("targets", [])]
 
 
 def series() -> dict[str, set[str]]:
-    """All series that /metrics may have, with their labels."""
     found = {sample: set(labels) for meter in Meter.declared for sample, labels in meter.samples.items()}
     found |= {f"{meter.name}_count": set(meter.labels) for meter in Meter.declared if isinstance(meter, Histogram)}
     found |= {reading.name: set(reading.labels) for reading in server_gauges.SERVER_GAUGES}

@@ -204,8 +204,6 @@ def events(reading: int) -> list[dict[str, Any]]:
 
 
 class Clock:
-    """A clock that moves only when the test moves it."""
-
     now = 0.0
 
     def __call__(self) -> float:
@@ -213,7 +211,6 @@ class Clock:
 
 
 def pass_on(limit: StormLimit, name: str) -> dict[str, Any] | None:
-    """The event if the limit passes it; None if the limit drops it."""
     try:
         return dict(limit(None, "info", {"event": name}))
     except structlog.DropEvent:

@@ -20,7 +20,6 @@ from dispatcher.telemetry.metric_files import FIRST_OCTETS, PREFIXES
 from tests.telemetry.counting import EXPIRED, IN_FLIGHT, SENT, counting, samples, skipped
 
 MANY = 600
-"""More label values than fit into a new file."""
 
 
 def files(folder: Path) -> list[str]:
@@ -186,7 +185,6 @@ MINE = "counter_w1-0.db"
 
 
 def entry(key: object, value: float) -> bytes:
-    """The content of a prometheus-client file with one value."""
     text = json.dumps(key).encode()
     padded = text + b" " * (8 - (len(text) + 4) % 8)
     body = struct.pack(f"i{len(padded)}sdd", len(text), padded, value, 0.0)
@@ -194,7 +192,6 @@ def entry(key: object, value: float) -> bytes:
 
 
 def sent(value: float = 1.0, **labels: object) -> bytes:
-    """The content of a file that counts this number of accepted emails."""
     named = {"provider": "smtp", "outcome": "accepted", **labels}
     return entry(["dispatcher_emails_total", "dispatcher_emails_total", named, "…"], value)
 

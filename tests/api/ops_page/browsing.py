@@ -14,8 +14,6 @@ from tests.api.running_api import Answer, Api
 
 @dataclass(slots=True)
 class FormOnPage:
-    """A form, with the values that a browser would send."""
-
     action: str
     method: str
     fields: list[tuple[str, str]] = field(default_factory=list)
@@ -61,12 +59,10 @@ def forms_of(answer: Answer) -> list[FormOnPage]:
 
 
 def text_of(page: Answer) -> str:
-    """The page's text, without tags and with single spaces."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", page.body.decode())).split())
 
 
 def links_of(page: Answer, part: str = "") -> list[str]:
-    """The links in the page's content that contain `part`."""
     found = re.findall(r'<a [^>]*href="([^"]*)"', page.body.decode().partition("<main")[2])
     return [link for link in map(unescape, found) if part in link]
 
@@ -98,7 +94,6 @@ class Browser:
         return await self.post(form.action, [*kept, *values.items()])
 
     async def follow(self) -> Answer:
-        """Follows the redirect of the last response."""
         assert self.page is not None
         parts = urlsplit(urljoin("/", self.page.headers["location"]))
         return await self.get(parts.path + (f"?{parts.query}" if parts.query else ""))
@@ -129,7 +124,6 @@ class Browser:
 
 
 async def signed_in(api: Api, key: str) -> Browser:
-    """The browser of a visitor who has signed in with an API key."""
     browser = Browser(api)
     await browser.sign_in(key)
     return browser

@@ -23,6 +23,7 @@ import orjson
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
+from tests.monitor.receiver import serving
 from tests.waiting import DEADLINE_SECONDS
 
 CLIENT_ID: Final = "dispatcher"
@@ -34,8 +35,6 @@ Signer = Callable[[Claims, RSAKey], str]
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """An authorization code that was not redeemed yet."""
-
     nonce: str
     challenge: str
 
@@ -47,12 +46,10 @@ def _first_key() -> RSAKey:
 
 
 def signed(claims: Claims, key: RSAKey) -> str:
-    """An ID token as it should be."""
     return jwt.encode({"alg": "RS256", "kid": key.thumbprint()}, claims, key)
 
 
 def unsigned(claims: Claims, _key: RSAKey) -> str:
-    """A token with the algorithm `none`."""
     return f"{_part({'alg': 'none'})}.{_part(claims)}."
 
 
@@ -97,7 +94,6 @@ class Issuer(ThreadingHTTPServer):
         }
 
     def authorize(self, query: Mapping[str, str]) -> str:
-        """Signs the visitor in, and returns where the browser goes."""
         expected = {
             "client_id": CLIENT_ID,
             "redirect_uri": REDIRECT_URI,
@@ -172,13 +168,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_issuer() -> Iterator[Issuer]:
-    issuer = Issuer()
-    thread = threading.Thread(target=issuer.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with Issuer() as issuer, serving(issuer, issuer.may_answer):
         yield issuer
-    finally:
-        issuer.may_answer.set()
-        issuer.shutdown()
-        issuer.server_close()
-        thread.join()

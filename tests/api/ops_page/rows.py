@@ -11,7 +11,6 @@ from tests.store.books import Books
 
 
 def write(books: Books, table: str, **columns: Any) -> None:
-    """Inserts a row, past the checks of the dispatcher."""
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
     values = sql.SQL(", ").join(sql.Placeholder() * len(columns))
     statement = sql.SQL("insert into {} ({}) values ({})").format(sql.Identifier(table), names, values)
@@ -19,7 +18,6 @@ def write(books: Books, table: str, **columns: Any) -> None:
 
 
 def dead_email(books: Books, status: str = "failed", **columns: Any) -> UUID:
-    """A failed or held email that had two attempts."""
     email_id = books.enqueue_one()
     usual = {"status": status, "attempt_count": 2, "provider": "smtp", "publish_due_at": None}
     usual |= {"error_type": "outcome_unknown" if status == "held" else "refused", "last_error": "550 no such user"}
@@ -28,12 +26,10 @@ def dead_email(books: Books, status: str = "failed", **columns: Any) -> UUID:
 
 
 def event(books: Books, email_id: UUID, kind: str = "bounced", **columns: Any) -> None:
-    """An event that SendGrid reported."""
     named = {"email_id": email_id, "provider": "sendgrid", "kind": kind, "happened_at": "now", **columns}
     write(books, "email_event", event_key=uuid4().bytes, **named)
 
 
 def audited(books: Books) -> list[tuple[str, str]]:
-    """Action and reason of each audited act."""
     rows = books.select("select action, reason from operator_audit order by audit_id")
     return [(row["action"], row["reason"]) for row in rows]

@@ -35,7 +35,6 @@ def make_webhook(books: Books, tenant_id: str, url: str = "https://shop.example/
 
 
 def figure(page: Answer, element_id: str) -> str:
-    """The classes and the text of the Overview's figure with this id."""
     found = re.search(rf'<div class="figure([^"]*)" id="{element_id}">(.*?)</div>', page.body.decode(), re.DOTALL)
     assert found is not None
     return found[1] + " " + " ".join(unescape(re.sub(r"<[^>]*>", " ", found[2])).split())

@@ -32,14 +32,12 @@ def maildir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ops_settings(database_url: str, topology_names: Topology, maildir: Path) -> Settings:
-    """Settings for an API with the capture provider."""
     emails = {"PROVIDERS": "capture", "CAPTURE_DIR": str(maildir)}
     sms = {"SMS_PROVIDERS": "sms-capture", "SMS_CAPTURE_DIR": str(maildir.parent / "sms")}
     return settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names, OPS="on", **emails, **sms)
 
 
 def capture(maildir: Path, content: bytes | EmailMessage, *, folder: str = "new", flags: str = "") -> str:
-    """Writes an email as the provider does; returns the file's name."""
     name = f"{uuid4()}.{time.time_ns()}.77.eml"
     (maildir / folder).mkdir(exist_ok=True)
     (maildir / folder / f"{name}{flags}").write_bytes(content if isinstance(content, bytes) else content.as_bytes())

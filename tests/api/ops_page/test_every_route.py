@@ -1,5 +1,4 @@
-"""Rules that each address of the page must keep, and its sessions. The addresses come from the application, so new
-pages are included."""
+"""Rules that each address of the application must keep, also those of new pages; and its sessions."""
 
 from __future__ import annotations
 
@@ -31,10 +30,7 @@ PUBLIC: Final = ("/sign-in", "/sign-out", "/static/")
 
 
 def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool = False) -> Iterator[str]:
-    """The addresses that a method has, with an email's id, and with 1 for every other part.
-
-    `has_id`: only addresses with an id.
-    """
+    """The addresses that a method has, with an email's id, and with 1 for every other part."""
     none = cast(Any, None)
     for route in make_ops_app(Site(settings, none, none, none)).routes:
         assert isinstance(route, Route)
@@ -43,7 +39,6 @@ def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool
 
 
 def has_safe_headers(answer: Answer) -> bool:
-    """Whether an answer forbids scripts of others, frames, guessed types, and copies."""
     found = answer.headers
     is_kept = "no-store" not in found.get("cache-control", "")
     wanted = {**SECURITY_HEADERS, **(AS_FILE if "content-disposition" in found else {})}

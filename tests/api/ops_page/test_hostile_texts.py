@@ -34,9 +34,7 @@ TEXTS: Final = (
     f"hx-get=/ops hx-on:click={MARK}(1) <div hx-get=/ops/sign-out hx-trigger=load>{MARK}</div>",
 )
 SHORT: Final = " ".join(TEXTS)
-"""All texts in one, short enough for an index entry."""
 LONG: Final = f"<script>{MARK}(1)</script>\u202e" + "<b>x" * 4_096
-"""16 kB."""
 _MISLEADING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _OWN: Final = re.compile(r"(?:/ops(?:[/?].*)?|#main)")
 _TAGS: Final = re.compile(

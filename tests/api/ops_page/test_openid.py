@@ -44,7 +44,6 @@ def issuer() -> Iterator[Issuer]:
 
 
 def openid_settings(url: str, **more: str) -> dict[str, str]:
-    """Settings of the page, behind a proxy on a path prefix."""
     return {
         "OPS_URL": "https://ops.example.com/mail/ops",
         "OPS_OIDC_ISSUER": url,
@@ -57,20 +56,17 @@ def openid_settings(url: str, **more: str) -> dict[str, str]:
 
 @pytest.fixture
 async def api(issuer: Issuer, operator_key: str, database_url: str, topology_names: Topology) -> AsyncIterator[Api]:
-    """A running API whose page uses the issuer."""
     more = openid_settings(issuer.url, OPS="on", OPS_OIDC_READ="mail-readers, staff")
     async with running(settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names, **more)) as api:
         yield api
 
 
 def visit(api: Api) -> Browser:
-    """A browser at an address of its own."""
     headers = {"Sec-Fetch-Site": "same-origin", "X-Forwarded-For": f"192.0.2.{next(_ADDRESSES)}"}
     return Browser(api, headers)
 
 
 async def lead_back(browser: Browser, target: str = "/") -> str:
-    """Begins a sign-in, and signs in at the issuer. Returns the path with which the browser comes back."""
     started = await browser.get(f"{OPS}/sign-in/openid?next={target}")
     assert started.status == 303, started.body.decode()
     answer = await browser.api.client.get(started.headers["location"]).build().send()
@@ -80,7 +76,6 @@ async def lead_back(browser: Browser, target: str = "/") -> str:
 
 
 async def come_back(browser: Browser, path: str) -> Answer:
-    """Follows the redirect from the issuer's site to ours."""
     return await browser.get(path, Sec_Fetch_Site="cross-site")
 
 
@@ -129,7 +124,6 @@ def attributes(cookie: str) -> set[str]:
 
 
 def sessions(connection: psycopg.Connection) -> int:
-    """How many browsers are signed in."""
     return len(connection.execute("select from dispatcher.ops_session").fetchall())
 
 
@@ -344,7 +338,6 @@ async def test_a_visitor_without_a_mapped_claim_gets_a_page_that_names_the_claim
 
 
 def loaded(url: str = "https://id.example.com", **more: str) -> Settings:
-    """Settings, without servers."""
     servers = {"DATABASE_URL": "postgresql://localhost/x", "AMQP_URL": UNREACHABLE_AMQP_URL}
     environ = servers | openid_settings(url, **more)
     return load({f"DISPATCHER_{name}": value for name, value in environ.items() if value})
