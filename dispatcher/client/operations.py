@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from dispatcher.actions.action import Action
 from dispatcher.actions.audit import ListAudit
@@ -53,7 +53,7 @@ class Awaited:
 class Method(Generic[P, T]):
     """A method of both clients: sends the request of a function. `AsyncClient` returns an awaitable."""
 
-    def __init__(self, call: Callable[P, ApiCall[T]], action: object = None) -> None:
+    def __init__(self, call: Callable[P, ApiCall[T]], action: type[object] | None = None) -> None:
         self._call = call
         self.action = action
         self.__doc__ = call.__doc__
@@ -82,7 +82,7 @@ def _of(action: Callable[P, Action[T]]) -> Method[P, T]:
         return call_of(action(*arguments, **fields))
 
     call.__doc__ = action.__doc__
-    return Method(call, action)
+    return Method(call, cast("type[Action[T]]", action))
 
 
 class Operations:
