@@ -241,7 +241,7 @@ def schemas() -> dict[str, Any]:
             rows = {action.plural or action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
             page = row_schemas([action.page_type])[action.page_type.__name__]["properties"] if action.key else {}
             found[_plural(action)] = object_schema(rows | {name: page[name] for name in page if name != "rows"})
-        elif not action.http.startswith("GET"):
+        if not action.http.startswith("GET"):
             found[action.__name__] = body_of(action)
     return found
 

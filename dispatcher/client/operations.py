@@ -7,7 +7,16 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from dispatcher.actions.action import Action
 from dispatcher.actions.audit import ListAudit
-from dispatcher.actions.dlq import CreateReplay, DiscardDead, GetReplay, ListDead, ListReplays, ResumeReplay, StopReplay
+from dispatcher.actions.dlq import (
+    CreateReplay,
+    DiscardDead,
+    GetReplay,
+    ListDead,
+    ListReplays,
+    PreviewReplay,
+    ResumeReplay,
+    StopReplay,
+)
 from dispatcher.actions.domains import ListDomains, RemoveDomain, SetDomain
 from dispatcher.actions.held import Confirm, ListHeld, Release
 from dispatcher.actions.lanes import ListLanes, SetLane, UnsetLane
@@ -29,10 +38,12 @@ from dispatcher.actions.webhooks import (
     AddWebhook,
     DisableWebhook,
     EnableWebhook,
+    ListRefused,
     ListWebhooks,
     RemoveWebhook,
     ReplayWebhook,
     RotateWebhook,
+    SetWebhook,
     ShowWebhook,
 )
 from dispatcher.client import calls
@@ -106,6 +117,7 @@ class Operations:
     list_dead = _of(ListDead)
     discard_dead = _of(DiscardDead)
     list_replays = _of(ListReplays)
+    preview_replay = _of(PreviewReplay)
     create_replay = _of(CreateReplay)
     get_replay = _of(GetReplay)
     stop_replay = _of(StopReplay)
@@ -115,7 +127,9 @@ class Operations:
     remove_suppressions = _of(RemoveSuppressions)
     list_webhooks = _of(ListWebhooks)
     show_webhook = _of(ShowWebhook)
+    list_refused_events = _of(ListRefused)
     add_webhook = _of(AddWebhook)
+    set_webhook = _of(SetWebhook)
     test_webhook = Method(calls.webhook_test)
     enable_webhook = _of(EnableWebhook)
     disable_webhook = _of(DisableWebhook)

@@ -77,6 +77,7 @@ def test_a_page_names_the_next_page(storing: CommandLine, tables: Books) -> None
     first, second, third = held(tables, 3)
 
     found = storing("find", "--domain", "example.org", "--limit", "2", "--json").json
+    assert len(storing("find", "--domain", "example.org", "--csv").stdout.splitlines()) == 1 + 3
     older = storing("find", "--domain", "example.org", "--after", found["next"], "--json").json
     page = storing("held", "list", "--limit", "2", "--json").json
     rest = storing("held", "list", "--after", page["next"], "--json").json
