@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
-from dispatcher.actions.action import Action, Change, Paged, Reach, Refusal, field
+from dispatcher.actions.action import Action, Change, Listing, Paged, Reach, Refusal, field
 from dispatcher.actions.batch import Batch, Verdict
 from dispatcher.domain.failures import (
     DEAD,
     DEFAULT_PER_SECOND,
     MAX_PER_SECOND,
     MIN_PER_SECOND,
+    SAMPLE,
     DeadEmail,
+    Forecast,
     ItemOutcome,
     Replay,
     Selection,
@@ -183,9 +185,8 @@ class ListReplays(
     examples = ("dlq replays", "dlq replays --json | jq '.replays[] | select(.state == \"interrupted\")'")
 
 
-class CreateReplay(DeadFilter[Any], Change[Replay], name="dlq replay", http="POST /v1/replays"):
-    """Send failed emails again. Selects the emails now, then replays them at `per_second`. Skips emails that are `sent`
-    by then. Replays emails that may have arrived only with `include_held`."""
+class Replayable(DeadFilter[R]):
+    """What a replay can select."""
 
     email_ids: tuple[UUID, ...] | None = field(EMAIL_IDS, "Only these emails.", default=None)
     include_held: bool = field(
@@ -195,6 +196,28 @@ class CreateReplay(DeadFilter[Any], Change[Replay], name="dlq replay", http="POS
         default=False,
         option="--held",
     )
+
+
+class PreviewReplay(
+    Replayable[Any], Listing[Forecast], name="dlq preview", http="POST /v1/replays/preview", query="preview_dead"
+):
+    """Count what a replay would do now. Changes nothing: a row per outcome, with the number of emails and the ids of
+    the first of them."""
+
+    plural = "outcomes"
+    examples = ("dlq preview --error-type refused",)
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Forecast]:
+        from dispatcher.store.failures import preview_dead
+
+        del parameters
+        return await preview_dead(source, self.selected(), include_held=self.include_held, sample=SAMPLE)
+
+
+class CreateReplay(Replayable[Any], Change[Replay], name="dlq replay", http="POST /v1/replays"):
+    """Send failed emails again. Selects the emails now, then replays them at `per_second`. Skips emails that are `sent`
+    by then. Replays emails that may have arrived only with `include_held`."""
+
     per_second: float = field(PER_SECOND, "Emails per second.", default=DEFAULT_PER_SECOND, option="--rate")
     force: bool = field(FLAG, OWN_RATE, default=False)
 
@@ -267,6 +290,6 @@ class ResumeReplay(ChangeReplay, name="dlq resume", http="POST /v1/replays/{repl
     examples = ('dlq resume 7 --reason "the process was restarted"',)
 
 
-REPLAYS: Final = (ListReplays, CreateReplay, GetReplay, StopReplay, ResumeReplay)
+REPLAYS: Final = (ListReplays, PreviewReplay, CreateReplay, GetReplay, StopReplay, ResumeReplay)
 """A replay runs in the command, or in the background of the API, so each face has some of these, in its own way."""
 ACTIONS = (ListDead, DiscardDead)

@@ -8,12 +8,13 @@ with GET /v1/events of the HTTP API. See docs/webhooks.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, TypeVar
+from uuid import UUID
 
-from dispatcher.actions.action import Action, Change, Listing, Mistake, Mistakes, Reach, Refusal, field
+from dispatcher.actions.action import Action, Change, Listing, Mistake, Mistakes, Paged, Reach, Refusal, field
 from dispatcher.actions.feed import EVENT_TYPES
 from dispatcher.domain.controls import login_of
 from dispatcher.domain.event import DEFAULT_KINDS, TYPES, OutgoingKind
@@ -23,6 +24,7 @@ from dispatcher.domain.webhook import (
     MAX_WEBHOOKS,
     PREVIOUS_SECRET_HOURS,
     NewWebhook,
+    RefusedDelivery,
     Webhook,
     WebhookTarget,
     new_secret,
@@ -71,7 +73,7 @@ class OneWebhook(AboutWebhooks[W]):
 
     webhook_id: int = field(WEBHOOK_ID, "The webhook.")
 
-    refusals = (
+    refusals: ClassVar[tuple[Refusal, ...]] = (
         Refusal("unknown", "not-found", "There is no webhook {webhook_id}.", "See `dispatcher webhooks list`."),
     )
 
@@ -85,8 +87,58 @@ class ShowWebhook(
     examples = ("webhooks show 1",)
 
 
+class ListRefused(
+    OneWebhook[Any],
+    Paged[RefusedDelivery],
+    name="webhooks refused",
+    http="GET /v1/webhooks/{webhook_id}/refused",
+    query="list_refused",
+):
+    """List the events that the receiver refused and has not accepted since, newest first: what it answered, and when
+    the event is posted again. Without a next attempt, the event was given up: enable the webhook to post it again."""
+
+    key: ClassVar = {"failed_at": datetime, "id": UUID}
+    plural = "refused"
+    nothing = (
+        "The receiver has accepted everything that was posted to it. Events that wait: `dispatcher webhooks show`."
+    )
+    missing: ClassVar = {"due_at": "given up"}
+    examples = ("webhooks refused 1",)
+
+
 class FindTarget(OneWebhook[WebhookTarget], name="webhooks test", query="find_webhook_target"):
     """Where to post a test event (`ops.webhooks.post_test`). No face shows this: it contains the secrets."""
+
+
+_EXISTS: Final = Refusal(
+    "exists",
+    "webhook-exists",
+    "Webhook {id} already posts the tenant's events to this URL.",
+    "Enable or rotate that webhook, remove it, or give another URL.",
+)
+
+
+def _kinds(events: Collection[OutgoingKind]) -> list[str]:
+    return [str(kind) for kind in OutgoingKind if kind in events]
+
+
+def _wrong_url(url: str, settings: Any) -> list[Mistake]:
+    from dispatcher.ops.webhooks import checked_url
+
+    try:
+        checked_url(url, allow_private=settings.webhooks_allow_private)
+    except ValueError as error:
+        return [Mistake("url", str(error))]
+    return []
+
+
+async def _refuse_known_url(asked: AddWebhook | SetWebhook, source: Any, tenant_id: str | None) -> None:
+    """Raises the refusal if a webhook of the tenant has the URL."""
+    from dispatcher.store.statements import fetch
+
+    for each in await fetch(source, "list_webhooks", {"webhook_id": None, "tenant_id": tenant_id}, into=Webhook):
+        if (each.url, each.tenant_id) == (asked.url, tenant_id):
+            raise asked.refused("exists", id=each.id)
 
 
 class AddWebhook(
@@ -125,12 +177,7 @@ class AddWebhook(
             f"The tenant already has {MAX_WEBHOOKS} webhooks.",
             "Remove a webhook, or poll the events instead.",
         ),
-        Refusal(
-            "exists",
-            "webhook-exists",
-            "Webhook {id} already posts the tenant's events to this URL.",
-            "Enable or rotate that webhook, remove it, or give another URL.",
-        ),
+        _EXISTS,
     )
     done = _SAVE
     examples = (
@@ -140,27 +187,16 @@ class AddWebhook(
 
     def check(self, settings: Any) -> None:
         """Whether events may be posted to the URL, and the tenant is clear."""
-        from dispatcher.ops.webhooks import checked_url
-
-        found = []
+        found = _wrong_url(self.url, settings)
         if self.all_tenants == (self.tenant_id is not None):
             found.append(Mistake("", "needs either tenant_id or all_tenants"))
-        try:
-            checked_url(self.url, allow_private=settings.webhooks_allow_private)
-        except ValueError as error:
-            found.append(Mistake("url", str(error)))
         if found:
             raise Mistakes(found)
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
-        kinds = [str(kind) for kind in OutgoingKind if kind in self.events]
-        added = await super().run(source, {**parameters, "kinds": kinds, "secret": new_secret()})
+        added = await super().run(source, {**parameters, "kinds": _kinds(self.events), "secret": new_secret()})
         if not added:
-            from dispatcher.store.statements import fetch
-
-            for each in await fetch(source, "list_webhooks", {**parameters, "webhook_id": None}, into=Webhook):
-                if (each.url, each.tenant_id) == (self.url, self.tenant_id):
-                    raise self.refused("exists", id=each.id)
+            await _refuse_known_url(self, source, self.tenant_id)
         return added
 
 
@@ -168,6 +204,39 @@ class ChangeWebhook(OneWebhook[W], Change[W]):
     """Changes one webhook."""
 
     needs_reason = False
+
+
+class SetWebhook(
+    ChangeWebhook[Webhook], name="webhooks set", http="PATCH /v1/webhooks/{webhook_id}", query="set_webhook"
+):
+    """Change where a webhook posts, or which events it gets. The secret, and the events that wait, stay.
+
+    What you leave out does not change. Other events are those that are recorded from now on.
+    """
+
+    url: str | None = field(URL, "Where to post: an https URL without a user name.", default=None)
+    events: tuple[OutgoingKind, ...] | None = field(EVENT_TYPES, "The types of events that it gets.", default=None)
+
+    some_of = ("url", "events")
+    constants: ClassVar = {"act": "webhook_set"}
+    refusals = (*OneWebhook.refusals, _EXISTS)
+    tells_row = True
+    examples = ("webhooks set 1 --url https://shop.example.com/mail --events email.bounced,email.complained",)
+
+    def check(self, settings: Any) -> None:
+        """Whether events may be posted to the URL."""
+        if self.url is not None and (found := _wrong_url(self.url, settings)):
+            raise Mistakes(found)
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Webhook]:
+        kinds = None if self.events is None else _kinds(self.events)
+        changed = await super().run(source, {**parameters, "kinds": kinds})
+        if not changed and self.url is not None:
+            from dispatcher.store.statements import fetch
+
+            for each in await fetch(source, "list_webhooks", parameters, into=Webhook):
+                await _refuse_known_url(self, source, each.tenant_id)
+        return changed
 
 
 class EnableWebhook(
@@ -262,7 +331,9 @@ class RemoveWebhook(
 ACTIONS = (
     ListWebhooks,
     ShowWebhook,
+    ListRefused,
     AddWebhook,
+    SetWebhook,
     EnableWebhook,
     DisableWebhook,
     RotateWebhook,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,16 +146,27 @@ def _pages(access: AccessControl, operations: Sequence[tuple[str, str, Operation
                 cached[is_open] = await asyncio.to_thread(build, needs_key=not is_open)  # takes a tenth of a second
             return cached[is_open]
 
-    async def document(_request: Request) -> Response:
-        return Response((await documentation())[0], media_type="application/json")
+    async def document(request: Request) -> Response:
+        return _unless_known(request, Response((await documentation())[0], media_type="application/json"))
 
-    async def docs(_request: Request) -> Response:
-        return HTMLResponse((await documentation())[1], headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
+    async def docs(request: Request) -> Response:
+        headers = {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
+        return _unless_known(request, HTMLResponse((await documentation())[1], headers=headers))
 
     async def health(_request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     return [Route("/openapi.json", document), Route("/docs", docs), Route("/healthz", health)]
+
+
+def _unless_known(request: Request, response: Response) -> Response:
+    """The response, or 304 if the client has it."""
+    tag = f'"{sha256(response.body).hexdigest()[:16]}"'
+    known = {"ETag": tag, "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=known)
+    response.headers.update(known)
+    return response
 
 
 async def _on_problem(refusals: RefusalCounter, _request: Request, error: Any) -> Response:

@@ -23,7 +23,16 @@ from dispatcher.api.face import (
     row_schemas,
     who,
 )
-from dispatcher.api.operation import BODY_PROBLEMS, DECISION_PROBLEMS, ID, Operation, object_schema, path_parameter
+from dispatcher.api.operation import (
+    BODY_PROBLEMS,
+    DECISION_PROBLEMS,
+    ID,
+    Operation,
+    object_schema,
+    of_operation,
+    operation_name,
+    path_parameter,
+)
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import SEND_AT
@@ -38,7 +47,7 @@ _EMAIL_ID: Final = path_parameter("email_id", {"type": "string", "format": "uuid
 def _routes(of: ActionEndpoints, action: type[Batch]) -> Iterator[tuple[str, str, Endpoint, Operation]]:
     """The operation on one email, and the operation on a selection."""
     summary, rest = action.summary()
-    one = action.__name__.lower()
+    one = operation_name(action)
     if action.http_one:
         method, path = action.http_one.split()
         yield (
@@ -48,7 +57,7 @@ def _routes(of: ActionEndpoints, action: type[Batch]) -> Iterator[tuple[str, str
             Operation(
                 name=f"{one}_email",
                 summary=f"{action.verb().capitalize()} an email",
-                description=f"{summary}. {rest}",
+                description=of_operation(f"{summary}. {rest}"),
                 response_schema="ChangedEmail",
                 request_schema=f"{action.__name__}One",
                 example=_known(action, example(action), is_one=True),

@@ -24,7 +24,16 @@ from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.body_reader import BodyReader, run_off_loop
 from dispatcher.api.fair_limiter import FairSessions, FairTurns
 from dispatcher.api.large_json import parse
-from dispatcher.api.operation import BODY_PROBLEMS, Operation, object_schema, path_parameter, reference
+from dispatcher.api.operation import (
+    BODY_PROBLEMS,
+    BY_POST,
+    Operation,
+    object_schema,
+    of_operation,
+    operation_name,
+    path_parameter,
+    reference,
+)
 from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
@@ -36,7 +45,6 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _LOCATION: Final = {
     "Location": {"schema": {"type": "string"}, "description": "The path of what was created.", "required": True}
 }
-_WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,20})?")
 
 
@@ -62,7 +70,7 @@ class ActionEndpoints:
             yield method, path, endpoint, described
             if method == "DELETE":
                 about = f"The same as `{action.http}`, for clients and proxies that drop the body of a DELETE."
-                post = replace(described, name=f"{described.name}_by_post", description=about)
+                post = replace(described, name=described.name + BY_POST, description=about)
                 method, path = action.http_post().split()
                 yield method, path, endpoint, post
 
@@ -204,9 +212,9 @@ def operation(action: type[Action[Any]]) -> Operation:
             if name not in in_path
         ]
     return Operation(
-        name=_WORD.sub("_", action.__name__).lower(),
+        name=operation_name(action),
         summary=summary,
-        description=rest or f"{summary}.",
+        description=of_operation(rest) or f"{summary}.",
         response_schema=_plural(action) if action.is_list else action.row.__name__,
         status=status_of(action),
         headers=_LOCATION if action.created else {},
@@ -233,7 +241,7 @@ def schemas() -> dict[str, Any]:
             rows = {action.plural or action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
             page = row_schemas([action.page_type])[action.page_type.__name__]["properties"] if action.key else {}
             found[_plural(action)] = object_schema(rows | {name: page[name] for name in page if name != "rows"})
-        elif not action.http.startswith("GET"):
+        if not action.http.startswith("GET"):
             found[action.__name__] = body_of(action)
     return found
 

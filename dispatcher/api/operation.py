@@ -29,6 +29,11 @@ _KEY_PROBLEMS: Final = (
     "host-forbidden",
     "rate-limited",
 )
+BY_POST: Final = "_by_post"
+"""The end of the name of an operation that is the same as a DELETE, for clients that send no body with DELETE."""
+_SENTENCE_END: Final = re.compile(r"(?<=[.:]) (?=[A-Z])")
+_ABOUT_COMMAND: Final = re.compile(r"--|\bcommand|Exit codes|^Examples?:")
+_WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
 BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
 
 
@@ -54,8 +59,9 @@ class Operation:
     needs_key: bool = True
     schemas: dict[str, Any] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Any]:
+    def document(self, path: str) -> dict[str, Any]:
         entry: dict[str, Any] = {
+            "tags": [_tag(path)],
             "summary": self.summary,
             "description": self.description,
             "operationId": self.name,
@@ -81,6 +87,22 @@ class Operation:
             codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
         problems = {str(status): _problems(status, codes[status]) for status in sorted(codes)}
         return {str(self.status): success, **problems}
+
+
+def operation_name(action: type[object]) -> str:
+    """The name of an action's operation: `list_held` for ListHeld."""
+    return _WORD.sub("_", action.__name__).lower()
+
+
+def of_operation(text: str) -> str:
+    """The description of an action without the sentences that are about its command."""
+    return " ".join(each for each in _SENTENCE_END.split(text) if not _ABOUT_COMMAND.search(each))
+
+
+def _tag(path: str) -> str:
+    """The group of an operation in the documentation, by the first part of its path after the version."""
+    name = path.split("/")[2]
+    return "SMS" if name == "sms" else name.replace("-", " ").capitalize()
 
 
 def reference(name: str) -> dict[str, str]:
@@ -165,11 +187,12 @@ def openapi(
     components = _SCHEMAS | schemas
     for method, path, operation in operations:
         # A path of Starlette can name a converter, such as `{email_id:uuid}`; a path of OpenAPI cannot.
-        paths.setdefault(re.sub(r":\w+}", "}", path), {})[method.lower()] = operation.document()
+        paths.setdefault(re.sub(r":\w+}", "}", path), {})[method.lower()] = operation.document(path)
         components |= operation.schemas
     whole: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Email Dispatcher", "description": _ABOUT, "version": VERSION},
+        "servers": [{"url": "/"}],
         "paths": paths,
         "components": {"schemas": components},
     }

@@ -140,6 +140,8 @@ class ReplayEndpoints(ActionEndpoints):
     def answer(self, asked: Action[Any], caller: Caller, result: Any) -> Response:
         if asked.is_background:
             self.jobs.start_replay(result)
+        if isinstance(result, list):
+            return super().answer(asked, caller, result)
         if isinstance(result, Page):
             return super().answer(
                 asked, caller, replace(result, rows=[self._seen(each, caller) for each in result.rows])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Page, cell, document, label, read
+from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Page, Paged, cell, document, label, read
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import ACTOR
@@ -48,6 +48,8 @@ _OPTIONAL: Final = (
     *("outcome", "message_key", "email_id"),
 )
 """Columns that a narrow terminal leaves out, the least important first."""
+_CSV_ROWS: Final = 1_000
+"""The rows that are read at once."""
 A = TypeVar("A", bound=Action[Any])
 
 
@@ -83,7 +85,42 @@ def command(action: type[Action[Any]]) -> click.Command:
         return _run(action, given)
 
     about = help_of(inspect.getdoc(action) or "", action.examples)
-    return click.Command(action.verb(), params=parameters, callback=callback, help=about)
+    if not issubclass(action, Paged):
+        return click.Command(action.verb(), params=parameters, callback=callback, help=about)
+    parameters.append(click.Option(["--csv", "as_csv"], is_flag=True, help="Print all rows as CSV, page after page."))
+    found = _PagedCommand(action.verb(), params=parameters, callback=callback, help=about)
+    found.action = action
+    return found
+
+
+class _PagedCommand(click.Command):
+    """A command that lists rows in pages, or with `--csv` all of them."""
+
+    action: type[Paged[Any]]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return _print_csv(self.action, ctx.params) if ctx.params.pop("as_csv") else super().invoke(ctx)
+
+
+def _print_csv(action: type[Paged[Any]], given: dict[str, Any]) -> int:
+    del given["as_json"]
+    asked = read_options(action, given).but(limit=_CSV_ROWS)
+    from dispatcher.actions.runner import Face, Who, run
+    from dispatcher.ops.csv_text import csv_text
+
+    settings, names = load_settings("database_url"), action.row.__match_args__
+
+    async def print_pages(session: AsyncSession) -> None:
+        page = await run(session, asked, Who(Face.COMMAND), settings)
+        is_read = print_data(csv_text(names, page.rows).rstrip())
+        while is_read and page.next is not None:
+            page = await run(session, asked.but(after=page.next), Who(Face.COMMAND), settings)
+            if page.rows:
+                is_read = print_data(csv_text(names, page.rows, has_head=False).rstrip())
+
+    with in_words(action):
+        run_with_session(action.subject(), print_pages, settings)
+    return Exit.DONE
 
 
 def _metavar(field: Field) -> str:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from dispatcher.actions.action import Action
 from dispatcher.actions.audit import ListAudit
-from dispatcher.actions.dlq import CreateReplay, DiscardDead, GetReplay, ListDead, ListReplays, ResumeReplay, StopReplay
+from dispatcher.actions.dlq import (
+    CreateReplay,
+    DiscardDead,
+    GetReplay,
+    ListDead,
+    ListReplays,
+    PreviewReplay,
+    ResumeReplay,
+    StopReplay,
+)
 from dispatcher.actions.domains import ListDomains, RemoveDomain, SetDomain
 from dispatcher.actions.held import Confirm, ListHeld, Release
 from dispatcher.actions.lanes import ListLanes, SetLane, UnsetLane
@@ -29,10 +38,12 @@ from dispatcher.actions.webhooks import (
     AddWebhook,
     DisableWebhook,
     EnableWebhook,
+    ListRefused,
     ListWebhooks,
     RemoveWebhook,
     ReplayWebhook,
     RotateWebhook,
+    SetWebhook,
     ShowWebhook,
 )
 from dispatcher.client import calls
@@ -53,7 +64,7 @@ class Awaited:
 class Method(Generic[P, T]):
     """A method of both clients: sends the request of a function. `AsyncClient` returns an awaitable."""
 
-    def __init__(self, call: Callable[P, ApiCall[T]], action: object = None) -> None:
+    def __init__(self, call: Callable[P, ApiCall[T]], action: type[object] | None = None) -> None:
         self._call = call
         self.action = action
         self.__doc__ = call.__doc__
@@ -82,7 +93,7 @@ def _of(action: Callable[P, Action[T]]) -> Method[P, T]:
         return call_of(action(*arguments, **fields))
 
     call.__doc__ = action.__doc__
-    return Method(call, action)
+    return Method(call, cast("type[Action[T]]", action))
 
 
 class Operations:
@@ -106,6 +117,7 @@ class Operations:
     list_dead = _of(ListDead)
     discard_dead = _of(DiscardDead)
     list_replays = _of(ListReplays)
+    preview_replay = _of(PreviewReplay)
     create_replay = _of(CreateReplay)
     get_replay = _of(GetReplay)
     stop_replay = _of(StopReplay)
@@ -115,7 +127,9 @@ class Operations:
     remove_suppressions = _of(RemoveSuppressions)
     list_webhooks = _of(ListWebhooks)
     show_webhook = _of(ShowWebhook)
+    list_refused_events = _of(ListRefused)
     add_webhook = _of(AddWebhook)
+    set_webhook = _of(SetWebhook)
     test_webhook = Method(calls.webhook_test)
     enable_webhook = _of(EnableWebhook)
     disable_webhook = _of(DisableWebhook)

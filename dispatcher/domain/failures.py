@@ -25,6 +25,8 @@ FAILS_AGAIN: Final[Mapping[str | None, str]] = {
 """Why a replay of an email with this error type probably fails."""
 
 DEFAULT_PER_SECOND: Final = 50.0
+SAMPLE: Final = 5
+"""How many emails of each outcome a dry run names."""
 MIN_PER_SECOND: Final = 0.01
 """The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
 MAX_PER_SECOND: Final = 10_000
@@ -228,6 +230,15 @@ class Replay:
         """One sentence for operators."""
         counts = f"{self.replayed:,} of {self.total:,} replayed, {sum(self.skipped.values()):,} skipped"
         return f"Replay {self.id} is {self.state}: {counts}, {self.waiting:,} remaining"
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How many of the selected emails a replay would give an outcome, and the first of them."""
+
+    outcome: ItemOutcome
+    emails: int
+    sample: list[UUID]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from secrets import token_bytes
 from typing import Final
+from uuid import UUID
 
 from dispatcher.domain.values import dataclass, field
 
@@ -79,6 +80,19 @@ class NewWebhook(Webhook):
     """A webhook with a new secret, which signs its events. The secret is not shown again."""
 
     secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedDelivery:
+    """An event that a webhook's receiver refused, and has not accepted since. `due_at` is None if it was given up."""
+
+    failed_at: datetime  # the first attempt
+    type: str
+    email_id: UUID
+    message_key: str
+    error: str  # what the receiver answered to the last attempt
+    due_at: datetime | None
+    id: UUID
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Controls, Pause, PauseScope
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.ops.hosts import Host, hosts_of
 from dispatcher.ops.shared_reading import FRESH_SECONDS, Answer, SharedReading
@@ -88,11 +89,11 @@ class ProviderFigures:
 
 @dataclass(frozen=True, slots=True)
 class LaneFigures:
-    """A lane, as the Overview shows it. `weight` is None if the default applies. `messages` (which wait on the lane's
+    """A lane, as the Overview shows it. `messages` (which wait on the lane's
     send queue) and `workers` are None if unknown."""
 
     name: str
-    weight: float | None
+    weight: float
     messages: int | None
     workers: int | None
     pause: Pause | None
@@ -285,12 +286,13 @@ def _providers(
 
 def _lanes(settings: Settings, controls: Controls, sample: MinuteSample | None) -> list[LaneFigures]:
     queues = (sample.queues if sample else None) or {}
+    weights = LaneWeights(settings.lanes)
+    weights.update(controls.lanes)
     found = []
     for lane in settings.lanes:
-        queue, policy = queues.get(lane), controls.lanes.get(lane)
+        queue = queues.get(lane)
         messages, workers = (queue.messages, queue.workers) if queue else (None, None)
-        weight = policy.weight if policy else None
-        found.append(LaneFigures(lane, weight, messages, workers, controls.pause_of_lane(lane)))
+        found.append(LaneFigures(lane, weights.of(lane), messages, workers, controls.pause_of_lane(lane)))
     return found
 
 

@@ -27,6 +27,7 @@ import orjson
 from dispatcher.domain.failures import (
     DEFAULT_PER_SECOND,
     MIN_PER_SECOND,
+    SAMPLE,
     ItemOutcome,
     OverlappingReplay,
     Replay,
@@ -38,7 +39,6 @@ from dispatcher.store import failures, replays
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
 from dispatcher.store.named_locks import named_lock
 
-SAMPLE: Final = 5
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
 _PACE_SECONDS: Final = 1.0

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.failures import DeadGroup, ItemOutcome, Selection
+from dispatcher.domain.failures import DeadGroup, Forecast, Selection
 from dispatcher.domain.status import Status
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import Source, fetch, statement
@@ -36,15 +36,6 @@ class DeadLetterEmail:
     status: Status
     attempt_count: int
     is_discarded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """How many of the selected emails a replay would give an outcome, and the first of them."""
-
-    outcome: ItemOutcome
-    emails: int
-    sample: list[UUID]
 
 
 async def group_dead(

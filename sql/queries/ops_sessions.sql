@@ -1,7 +1,7 @@
 -- The sessions of the operators' page (docs/ops-page.md).
 
 -- name: insert_ops_session
--- Stores a new session, and deletes up to 1,000 sessions that have expired. No rows.
+-- Stores and audits a new session, and deletes up to 1,000 sessions that have expired. No rows.
 with expired as (
     select token_hash
     from dispatcher.ops_session
@@ -12,6 +12,13 @@ with expired as (
 deleted as (
     delete from dispatcher.ops_session
     where token_hash in (select token_hash from expired)
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    values (
+        %(name)s, 'sign_in', null,
+        jsonb_strip_nulls(jsonb_build_object('tenant', %(tenant_id)s::text, 'may_act', %(may_act)s::boolean))
+    )
 )
 insert into dispatcher.ops_session (token_hash, key_id, name, tenant_id, may_act)
 values (%(token_hash)s, %(key_id)s, %(name)s, %(tenant_id)s, %(may_act)s);

@@ -60,6 +60,42 @@ where (%(webhook_id)s::bigint is null or w.webhook_id = %(webhook_id)s)
     and (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
 order by w.webhook_id;
 
+-- name: list_refused
+-- A page of the events that the receiver of a webhook refused and has not accepted since, newest first.
+select
+    r.failed_at, 'email.' || e.kind as type, e.email_id, e.message_key, r.last_error as error, r.due_at, r.event_id as id
+from dispatcher.webhook as w
+join dispatcher.webhook_retry as r using (webhook_id)
+join dispatcher.outgoing_event as e using (event_id)
+where w.webhook_id = %(webhook_id)s
+    and (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
+    and (%(after_failed_at)s::timestamptz is null or (r.failed_at, r.event_id) < (%(after_failed_at)s, %(after_id)s::uuid))
+order by r.failed_at desc, r.event_id desc
+limit %(limit)s;
+
+-- name: set_webhook
+-- Null: the URL, or the kinds, stay. No row: the webhook does not exist, or another one of its tenant has the URL.
+with changed as (
+    update dispatcher.webhook as w
+    set
+        url = coalesce(%(url)s, w.url),
+        kinds = coalesce(%(kinds)s::text[], w.kinds),
+        next_attempt_at = 'epoch',
+        revision = revision + 1
+    where {wanted_webhook}
+        and not exists (
+            select
+            from dispatcher.webhook as o
+            where o.webhook_id <> w.webhook_id
+                and o.tenant_id is not distinct from w.tenant_id
+                and o.url = %(url)s
+        )
+    returning *
+),
+{audited_webhook}
+select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
+from changed as w;
+
 -- name: find_webhook_target
 -- The URL and the secrets of a webhook, newest secret first; used to post a test event.
 select

@@ -26,6 +26,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from dispatcher.api.enqueue_endpoints import SCHEMAS
+from dispatcher.api.operation import BY_POST
+from dispatcher.client import Client
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email import Email
 from dispatcher.errors import InvalidEmail
@@ -114,3 +116,17 @@ def test_the_schema_accepts_every_email_that_the_domain_accepts() -> None:
         accepted += 1
         assert schema.is_valid(document), document
     assert accepted > 20
+
+
+async def test_the_documentation_shows_each_operation_with_a_call_that_the_client_has(api: Api) -> None:
+    answer, document = await api.get("/docs"), (await api.get("/openapi.json")).json
+    page = answer.body.decode()
+
+    calls = re.findall(r"client\.(\w+)\(", page)
+    operations = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
+    shown = [each for each in operations if not each.endswith(BY_POST)]
+    assert [each for each in calls if not hasattr(Client, each)] == []
+    assert [each for each in shown if f'<section id="{each}">' not in page] == []
+    assert len(calls) >= len(shown)
+    again = await api.get("/docs", headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")

@@ -52,8 +52,12 @@ async def test_a_replay_sends_the_tenants_failed_emails_again_and_reports_its_pr
     set_status(connection, "failed")
     token = make_key(connection, scopes=["operate"])
 
+    forecast = await api.call("POST", "/v1/replays/preview", body={"error_type": "refused"}, token=token)
     made = await api.call("POST", "/v1/replays", body={"error_type": "refused", **REASON}, token=token)
 
+    ids = connection.execute("select email_id::text from email_log where tenant_id = 'shop' order by 1").fetchall()
+    (outcome,) = forecast.json["outcomes"]
+    assert outcome == {"outcome": "replayed", "emails": 2, "sample": [email_id for (email_id,) in ids]}
     assert made.status == 202
     await until_answer(lambda: has(api, made.headers["location"], {"replayed": 2}, token))
     assert column(connection, "status") == {"a": "pending", "b": "pending", "c": "failed"}
@@ -369,6 +373,16 @@ async def test_a_tenant_manages_its_webhooks_and_no_others(api: Api, connection:
     rotated = await api.call("POST", f"{path}/rotate", body=REASON, token=key)
     assert rotated.json["secret"] not in (made.json["secret"], None)
     assert (await api.call("POST", f"{path}/enable", token=key)).json == without_secret
+    changed = {"url": "https://shop.example.com/other", "events": ["email.held", "email.failed"]}
+    assert (await api.call("PATCH", path, body=changed, token=other)).code == "not-found"
+    assert (await api.call("PATCH", path, body={}, token=key)).code == "invalid-body"
+    patched = (await api.call("PATCH", path, body=changed, token=key)).json
+    assert patched == without_secret | changed | {"events": ["email.failed", "email.held"]}
+    second = (await api.call("POST", "/v1/webhooks", body=body, token=key)).headers["location"]
+    assert (await api.call("PATCH", second, body=changed, token=key)).code == "webhook-exists"
+    assert (await api.call("PATCH", second, body={"events": ["email.sent"]}, token=key)).json["url"] == body["url"]
+    assert (await api.get(f"{path}/refused", token=key)).json == {"refused": [], "next": None}
+    assert (await api.call("DELETE", second, token=key)).status == 200
     assert (await api.call("POST", f"{path}/replay", body=since, token=key)).status == 200
     connection.execute("update webhook set url = 'https://127.0.0.1:1/hook'")
     assert (await api.call("POST", f"{path}/test", token=key)).json["is_accepted"] is False

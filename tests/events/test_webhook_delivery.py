@@ -17,7 +17,7 @@ from standardwebhooks.webhooks import Webhook as Verifier
 
 from dispatcher.actions.action import Action
 from dispatcher.actions.runner import Face, Who, run
-from dispatcher.actions.webhooks import EnableWebhook, ListWebhooks, ReplayWebhook, RotateWebhook
+from dispatcher.actions.webhooks import EnableWebhook, ListRefused, ListWebhooks, ReplayWebhook, RotateWebhook
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.event import OutgoingKind
 from dispatcher.domain.status import Status
@@ -232,7 +232,7 @@ async def test_a_receiver_that_stays_down_is_disabled_after_27_hours_and_goes_on
 
 
 async def test_one_refused_event_does_not_stop_the_others_and_is_tried_by_the_schedule(monitor: Deliverer) -> None:
-    await monitor.add()
+    webhook_id = await monitor.add()
     began_at = monitor.now
     bad, *good = monitor.announce(20)
     monitor.receiver.status_of = answering(bad, 500, others=204)
@@ -241,8 +241,9 @@ async def test_one_refused_event_does_not_stop_the_others_and_is_tried_by_the_sc
     assert sorted(monitor.ids()) == sorted([bad, *good])
     attempts = 1
     while (await monitor.one()).retries:
-        (row,) = monitor.books.select("select due_at from webhook_retry")
-        monitor.now = row["due_at"]
+        (refused,) = (await monitor.act(ListRefused(webhook_id=webhook_id))).rows
+        assert (refused.id, refused.error) == (bad, "the receiver answered 500")
+        monitor.now = refused.due_at
         good += monitor.announce()
         await monitor.run()
         attempts += 1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +22,7 @@ from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.api.ops_page.zones import zone_of
+from dispatcher.ops.csv_text import csv_text
 from dispatcher.store.failures import audit
 
 EXPORTED: Final[Mapping[str, type[Paged[Any]]]] = {
@@ -39,8 +37,6 @@ MOST: Final = 10_000
 _PAGE: Final = 1_000
 _MOST_PAGES: Final = 30
 """The most pages that are read: a filter that matches little reads pages without rows."""
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""A text that begins with one of these is a formula to a spreadsheet."""
 
 
 def routes(site: Site) -> list[Route]:
@@ -66,30 +62,4 @@ async def _export(site: Site, path: str, listing: type[Paged[Any]], request: Req
     async with site.session() as session:
         await audit(session, "export", {None: detail}, actor=visitor.name, reason=None)
     name = f"{path[1:]}-newest.csv" if is_cut else f"{path[1:]}.csv"
-    return as_file(_csv(listing.row.__match_args__, found[:MOST]).encode(), name)
-
-
-def _csv(names: Sequence[str], rows: Sequence[Any]) -> str:
-    written = io.StringIO()
-    writer = csv.writer(written, quoting=csv.QUOTE_ALL)  # also for programs that separate by semicolons
-    writer.writerow(names)
-    writer.writerows([_text(getattr(row, name)) for name in names] for row in rows)
-    return written.getvalue()
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    text = "; ".join(_items(value))
-    return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def _items(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        yield from (f"{name}: {each}" for name, each in value.items() if each is not None)
-    elif isinstance(value, (list, tuple)):
-        yield from map(str, value)
-    else:
-        yield str(value)
+    return as_file(csv_text(listing.row.__match_args__, found[:MOST]).encode(), name)

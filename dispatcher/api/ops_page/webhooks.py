@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dispatcher.actions import webhooks
-from dispatcher.actions.webhooks import AddWebhook, FindTarget, RemoveWebhook, ShowWebhook
+from dispatcher.actions.webhooks import AddWebhook, FindTarget, ListRefused, RemoveWebhook, ShowWebhook
 from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError
@@ -21,6 +21,8 @@ from dispatcher.domain.event import TYPES
 from dispatcher.ops.webhooks import TestResult, post_test
 
 PATH: Final = "/webhooks"
+_REFUSED: Final = 20
+"""How many refused events the page of a webhook shows."""
 
 
 def routes(site: Site) -> list[Route]:
@@ -41,7 +43,9 @@ def routes(site: Site) -> list[Route]:
             if posted.mistake is None:
                 raise
             return await show(request, visitor, face.Posted(mistake=posted.mistake))
+        refused = await face.rows(site, ListRefused(webhook_id=webhook.id, limit=_REFUSED), visitor)
         values = {"webhook": webhook, "types": len(TYPES), "tested": tested, "now": datetime.now(UTC)}
+        values |= {"refused": refused.rows, "listing": ListRefused}
         return await face.shown(site, request, visitor, "webhook.html", webhooks.ACTIONS, posted, **values)
 
     async def test(request: Request, visitor: Visitor, _form: Form) -> Response:

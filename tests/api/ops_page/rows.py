@@ -31,5 +31,6 @@ def event(books: Books, email_id: UUID, kind: str = "bounced", **columns: Any) -
 
 
 def audited(books: Books) -> list[tuple[str, str]]:
-    rows = books.select("select action, reason from operator_audit order by audit_id")
+    """Action and reason of each audited act after the sign-in."""
+    rows = books.select("select action, reason from operator_audit where action <> 'sign_in' order by audit_id")
     return [(row["action"], row["reason"]) for row in rows]

@@ -109,8 +109,8 @@ async def test_a_visitor_signs_in_acts_under_the_own_name_and_signs_out(
     assert b"openid ann-1 (ann@example.org)" in page.body
     paused = await browser.submit("/pause/lane", lane="bulk", reason="Newsletter")
     assert paused.status == 303, paused.body.decode()
-    rows = connection.execute("select actor from dispatcher.operator_audit").fetchall()
-    assert rows == [("openid ann-1 (ann@example.org)",)]
+    rows = connection.execute("select action, actor from dispatcher.operator_audit order by audit_id").fetchall()
+    assert rows == [(action, "openid ann-1 (ann@example.org)") for action in ("sign_in", "pause")]
 
     await browser.get(f"{OPS}/pauses")
     await browser.submit("/sign-out")
