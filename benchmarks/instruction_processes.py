@@ -43,8 +43,8 @@ READY_SECONDS: Final = 300.0
 UP: Final = {"relay": "relay.leading", "worker": "broker.connected", "monitor": "http.listening"}
 """For each role, the event in the log after which the process does its work."""
 ATTEMPTS: Final = 5
-SETTLE_SECONDS: Final = 10.0
-IDLE_SECONDS: Final = 30.0
+SETTLE_SECONDS: Final = 60.0
+IDLE_SECONDS: Final = 60.0
 SCRAPES: Final = 10
 START: Final = "start of `run`"
 SCRAPE: Final = "scrape"
