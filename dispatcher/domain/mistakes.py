@@ -53,7 +53,9 @@ class _Search:
         try:
             message_from_json(document, allowed_headers=self._allowed_headers)
         except InvalidEmail as error:
-            return error
+            # Their frames would refer to the list of the errors, and so keep the request's body in memory.
+            error.__context__ = None
+            return error.with_traceback(None)
         return None
 
     def _fault_alone(self, name: str, value: object) -> InvalidEmail | None:
