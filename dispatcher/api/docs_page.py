@@ -79,7 +79,7 @@ def page(description: Mapping[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of an operation."""
-    name, answers = operation["operationId"], operation["responses"]
+    name, answers, is_signed = operation["operationId"], operation["responses"], operation.get("security") == []
     (status, success), *_ = answers.items()
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     also = [each for each, methods in paths.items() if methods.get("post", {}).get("operationId") == name + BY_POST]
@@ -91,11 +91,11 @@ def _operation(method: str, path: str, operation: Mapping[str, Any], paths: Mapp
         "method": method,
         "path": path,
         "also": also[0] if also else None,
-        "is_signed": operation.get("security") == [],
+        "is_signed": is_signed,
         "parameters": [{"description": None, "required": False, **each} for each in operation["parameters"]],
         "body": _name_of(body),
-        "curl": _curl(method, path, operation["parameters"], body.get("example")),
-        "python": _python(name, path, body.get("example")),
+        "curl": "" if is_signed else _curl(method, path, operation["parameters"], body.get("example")),
+        "python": "" if is_signed else _python(name, path, body.get("example")),
         "status": status,
         "answer": next(map(_name_of, success.get("content", {}).values()), None),
         "headers": {each: {"description": None, **header} for each, header in success.get("headers", {}).items()},
