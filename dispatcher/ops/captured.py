@@ -1,4 +1,5 @@
-"""Reads the emails and SMS that the providers `capture` and `sms-capture` have written into their Maildirs.
+"""Finds, reads and deletes the emails and SMS that the providers `capture` and `sms-capture` have written into their
+Maildirs.
 
 An SMS is shown as an email whose subject is the beginning of the SMS's text.
 
@@ -14,12 +15,13 @@ import re
 import unicodedata
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesHeaderParser, BytesParser
 from email.policy import compat32
-from heapq import nlargest
+from email.utils import getaddresses
 from itertools import islice
 from mimetypes import guess_extension
 from pathlib import Path
@@ -27,14 +29,26 @@ from typing import Final
 
 import orjson
 
-from dispatcher.events.bounce_text import decoded, field
+from dispatcher.config import Settings
+from dispatcher.events.bounce_text import decoded, unfolded
+from dispatcher.events.bounce_text import field as field_of
+from dispatcher.ops.email_check import Finding, Link, check
+from dispatcher.providers.capture import NAME as CAPTURE
+from dispatcher.providers.capture import CaptureSettings
+from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
+from dispatcher.providers.sms_capture import SmsCaptureSettings
 
 FOLDERS: Final = ("new", "cur")
 """The folders of a Maildir that contain emails. A mail client moves the emails that it has shown from `new` to `cur`,
 and appends flags to the names of their files."""
 MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_SEARCHED_BYTES: Final = 1024 * 1024
+"""A search for words looks only at the beginning of each email."""
+MAX_SEARCHED: Final = 1000
+"""A search looks at so many emails at a time."""
 MAX_EMAIL_BYTES: Final = 64 * 1024 * 1024
 MAX_PARTS: Final = 1000
+MAX_FIELDS: Final = 200
 MAX_INLINE_IMAGE_BYTES: Final = 2 * 1024 * 1024
 INLINE_IMAGES: Final = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
 SHOWN_FIELDS: Final = ("From", "To", "Cc", "Reply-To", "Subject", "Date", "Message-ID", "Segments")
@@ -70,14 +84,47 @@ class CapturedName:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedFilter:
+    """Selects the captured emails that match everything given, in upper or lower case.
+
+    Attributes:
+        to: A recipient's whole address, or else a part of the recipients, such as `@example.org`.
+        subject: A part of the subject.
+        text: A part of the sender, the recipients, the subject, the text or the HTML.
+        known: Emails that do not match, as earlier searches with this filter found.
+    """
+
+    to: str = ""
+    subject: str = ""
+    text: str = ""
+    after_ns: int = -1
+    before_ns: int = 1 << 64
+    known: set[CapturedName] = field(default_factory=set, compare=False)
+
+    def selects(self, summary: CapturedSummary, message: Message) -> bool:
+        to, subject, text = self.to.strip().casefold(), self.subject.casefold(), self.text.casefold()
+        recipients = summary.recipients.casefold()
+        is_to = to in (addresses(recipients) if "@" in to[1:] else recipients)
+        if not (is_to and subject in summary.subject.casefold()):
+            return False
+        shown = (summary.sender, summary.recipients, summary.subject)
+        return any(text in each.casefold() for each in shown) or any(
+            text in decoded(part).casefold()
+            for part in islice(_leaves(message), MAX_PARTS)
+            if part.get_content_maintype() == "text"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedSummary:
-    """A captured email, as a list shows it."""
+    """A captured email, as a list shows it. `is_read`: it was opened on the page, or by a mail client."""
 
     name: CapturedName
     sender: str
     recipients: str
     subject: str
     byte_count: int
+    is_read: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +147,72 @@ class CapturedEmail:
     """A captured email.
 
     Attributes:
-        fields: The most important header fields, decoded.
+        fields: The most important header fields, decoded; `headers`: the first 200 of all, of an SMS none.
         text: The plain text; None if the email has none.
-        html: The HTML, with its embedded images as data URLs; None if the email has no HTML.
+        html: The HTML; None if the email has none. `framed` has its embedded images as data URLs.
         source: The content of the file: the email as it would have been transmitted, or the SMS as JSON.
     """
 
     name: CapturedName
     fields: Sequence[tuple[str, str]]
+    headers: Sequence[tuple[str, str]]
     text: str | None
     html: str | None
+    framed: str | None
     attachments: Sequence[Attachment]
     source: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRow:
+    """A captured email or SMS. `recipients` are the addresses in To and Cc; `sender` is the whole field From."""
+
+    id: str
+    email_id: str
+    captured_at: datetime
+    sender: str
+    recipients: list[str]
+    subject: str
+
+    @staticmethod
+    def of(summary: CapturedSummary) -> CapturedRow:
+        name, recipients = summary.name, addresses(summary.recipients)
+        return CapturedRow(name.text, name.email_id, name.captured_at, summary.sender, recipients, summary.subject)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedMessage(CapturedRow):
+    """A captured email with its content. `headers` are pairs of a name and a decoded value."""
+
+    headers: list[tuple[str, str]]
+    text: str | None
+    html: str | None
+    links: list[Link]
+    findings: list[Finding]
+    attachments: list[Attachment]
+
+    @staticmethod
+    def read(email: CapturedEmail) -> CapturedMessage:
+        name, fields, checked = email.name, dict(email.fields), check(email.html, email.text)
+        return CapturedMessage(
+            id=name.text,
+            email_id=name.email_id,
+            captured_at=name.captured_at,
+            sender=fields.get("From", ""),
+            recipients=addresses(", ".join(fields[each] for each in ("To", "Cc") if each in fields)),
+            subject=fields.get("Subject", ""),
+            headers=list(email.headers),
+            text=email.text,
+            html=email.html,
+            links=checked.links,
+            findings=checked.findings,
+            attachments=list(email.attachments),
+        )
+
+
+def addresses(recipients: str) -> list[str]:
+    """The addresses in header fields, or the numbers of an SMS, without names."""
+    return [address for _, address in getaddresses([recipients]) if address]
 
 
 def parse_name(text: str) -> CapturedName | None:
@@ -124,14 +225,42 @@ def parse_name(text: str) -> CapturedName | None:
     return CapturedName(text, found[1], captured_ns) if captured_ns < 253_402_300_799 * 10**9 else None
 
 
-def list_captured(folders: Sequence[Path], *, limit: int, before_ns: int | None = None) -> list[CapturedSummary]:
-    """The newest emails and SMS before a time, newest first. A Maildir that does not exist counts as empty.
+def folders_of(settings: Settings) -> list[Path] | None:
+    """The Maildirs of the configured capture providers; None if no provider captures. All tenants share them."""
+    found = {CAPTURE: settings.of(CaptureSettings).dir, SMS_CAPTURE: settings.of(SmsCaptureSettings).dir}
+    if found.keys().isdisjoint(settings.providers):
+        return None
+    return [folder for name, folder in found.items() if name in settings.providers and folder is not None]
+
+
+def delivers_nothing(settings: Settings) -> bool:
+    """Whether each provider captures."""
+    return {CAPTURE, SMS_CAPTURE}.issuperset(settings.providers)
+
+
+def find_captured(
+    folders: Sequence[Path], wanted: CapturedFilter, *, limit: int, is_oldest_first: bool = False
+) -> tuple[list[CapturedSummary], CapturedName | None]:
+    """The newest emails and SMS that match, newest first, and the email before which the search continues; None at its
+    end. A Maildir that does not exist counts as empty.
 
     Raises OSError if this process may not read the folder.
     """
-    names = (name for name, _path in _entries(folders) if before_ns is None or name.captured_ns < before_ns)
-    newest = nlargest(limit, names, key=lambda name: (name.captured_ns, name.text))
-    return [summary for name in newest if (summary := _summary(folders, name)) is not None]
+    entries = [
+        each
+        for each in _entries(folders)
+        if wanted.after_ns < each[0].captured_ns < wanted.before_ns and each[0] not in wanted.known
+    ]
+    entries.sort(key=lambda each: (each[0].captured_ns, each[0].text), reverse=not is_oldest_first)
+    found: list[CapturedSummary] = []
+    for count, (name, path) in enumerate(entries):
+        if len(found) == limit or count == MAX_SEARCHED:
+            return found, entries[count - 1][0]
+        if (summary := _summary(folders, name, path, wanted)) is None:
+            wanted.known.add(name)
+        else:
+            found.append(summary)
+    return found, None
 
 
 def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail | None:
@@ -140,19 +269,39 @@ def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail 
     source = _read(folders, name, MAX_EMAIL_BYTES)
     if source is None:
         return None
-    message = _sms(source[0]) if name.is_sms else BytesParser(policy=compat32).parsebytes(source[0])
+    message = _parsed(name, source[0])
     parts = list(islice(_leaves(message), MAX_PARTS))
     bodies = {kind: _body(parts, f"text/{kind}") for kind in ("plain", "html")}
-    html = bodies["html"]
+    html = None if bodies["html"] is None else _clean(decoded(bodies["html"]))
     used = {id(part) for part in bodies.values() if part is not None}
+    headers = [] if name.is_sms else islice(message.items(), MAX_FIELDS)
     return CapturedEmail(
         name=name,
-        fields=[(each, value) for each in SHOWN_FIELDS if (value := field(message, each))],
-        text=None if bodies["plain"] is None else decoded(bodies["plain"]),
-        html=None if html is None else _with_images(decoded(html), parts),
+        fields=[(each, value) for each in SHOWN_FIELDS if (value := _clean(field_of(message, each)))],
+        headers=[(_clean(each), _clean(unfolded(str(value)))) for each, value in headers],
+        text=None if bodies["plain"] is None else _clean(decoded(bodies["plain"])),
+        html=html,
+        framed=None if html is None else _with_images(html, parts),
         attachments=[_attachment(number, part) for number, part in enumerate(parts) if id(part) not in used],
         source=source[0],
     )
+
+
+def mark_read(folders: Sequence[Path], name: CapturedName) -> None:
+    """Moves an email to `cur` with the flag S, as mail clients do. Does nothing if this process may not."""
+    for folder in folders:
+        with suppress(OSError):
+            (folder / "new" / name.text).rename(folder / "cur" / f"{name.text}:2,S")
+
+
+def delete_captured(folders: Sequence[Path], name: CapturedName | None = None) -> int:
+    """Deletes an email, or all; returns how many files were deleted. Idempotent."""
+    deleted = 0
+    for path in [path for each, path in _entries(folders) if name in (None, each)]:
+        with suppress(FileNotFoundError):
+            Path(path).unlink()
+            deleted += 1
+    return deleted
 
 
 def _entries(folders: Sequence[Path]) -> Iterator[tuple[CapturedName, str]]:
@@ -166,13 +315,31 @@ def _entries(folders: Sequence[Path]) -> Iterator[tuple[CapturedName, str]]:
             continue
 
 
-def _summary(folders: Sequence[Path], name: CapturedName) -> CapturedSummary | None:
-    found = _read(folders, name, MAX_HEADER_BYTES)
+def _summary(folders: Sequence[Path], name: CapturedName, path: str, wanted: CapturedFilter) -> CapturedSummary | None:
+    """The email in a file; None if the file does not exist any more, or does not match."""
+    found = _read(folders, name, MAX_SEARCHED_BYTES if wanted.text else MAX_HEADER_BYTES, first=path)
     if found is None:
         return None
-    message = _sms(found[0]) if name.is_sms else BytesHeaderParser(policy=compat32).parsebytes(found[0])
-    recipients = ", ".join(value for each in ("To", "Cc") if (value := field(message, each)))
-    return CapturedSummary(name, field(message, "From"), recipients, field(message, "Subject"), found[1])
+    message = _parsed(name, found[0], only_header=not wanted.text)
+    recipients = ", ".join(value for each in ("To", "Cc") if (value := _clean(field_of(message, each))))
+    sender, subject = (_clean(field_of(message, each)) for each in ("From", "Subject"))
+    is_read = "S" in path.rpartition("/")[2].partition(":2,")[2]
+    summary = CapturedSummary(name, sender, recipients, subject, found[1], is_read)
+    return summary if wanted.selects(summary, message) else None
+
+
+def _parsed(name: CapturedName, source: bytes, *, only_header: bool = False) -> Message:
+    if name.is_sms:
+        return _sms(source)
+    if not only_header:
+        with suppress(RecursionError):  # hundreds of parts in parts
+            return BytesParser(policy=compat32).parsebytes(source)
+    return BytesHeaderParser(policy=compat32).parsebytes(source)
+
+
+def _clean(text: str) -> str:
+    """The text without lone surrogates, which some charsets decode to and UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _sms(source: bytes) -> Message:
@@ -191,9 +358,11 @@ def _sms(source: bytes) -> Message:
     return message
 
 
-def _read(folders: Sequence[Path], name: CapturedName, at_most: int) -> tuple[bytes, int] | None:
+def _read(
+    folders: Sequence[Path], name: CapturedName, at_most: int, *, first: str | None = None
+) -> tuple[bytes, int] | None:
     """The beginning and the size of an email's file; None if the file does not exist. Follows no symbolic link."""
-    paths = [str(folder / "new" / name.text) for folder in folders]
+    paths = [str(folder / "new" / name.text) for folder in folders] if first is None else [first]
     for look in (False, True):
         if look:  # a mail client may have moved the file to `cur`
             paths = [path for found, path in _entries(folders) if found == name]
