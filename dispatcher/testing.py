@@ -48,6 +48,7 @@ class CapturedEmail(CapturedMessage):
 
     def link(self, text: str) -> str:
         """The URL of the only link whose text contains this, in upper or lower case."""
+        __tracebackhide__ = True
         found = {each.url for each in self.links if text.casefold() in each.text.casefold()}
         if len(found) != 1:
             texts = ", ".join(repr(each.text or each.url) for each in self.links) or "none"
@@ -56,6 +57,7 @@ class CapturedEmail(CapturedMessage):
 
     def code(self, digits: int = 6) -> str:
         """The first number of exactly so many digits, in the text or else in the HTML without its tags."""
+        __tracebackhide__ = True
         text = self.text if self.text is not None else re.sub(r"<[^>]*>", " ", self.html or "")
         found = re.search(rf"(?<![\w#-])\d{{{digits}}}(?![\w-])", text)
         if found is None:
@@ -147,14 +149,14 @@ def captured_mail() -> Iterator[CapturedMail]:
     """The emails that the dispatcher captures from now on. Fails if no dispatcher for development is running."""
     url = os.environ.get(URL_VARIABLE) or f"http://{os.environ.get('DISPATCHER_API_ADDRESS') or DEFAULT_ADDRESS}"
     key = os.environ.get(KEY_VARIABLE) or None
-    if fault := _fault(url, key):
+    if fault := fault_of(url, key):
         pytest.fail(fault, pytrace=False)
     mail = CapturedMail(url, key)
     yield mail
     mail.close()
 
 
-def _fault(url: str, key: str | None) -> str | None:
+def fault_of(url: str, key: str | None) -> str | None:
     """Why the captured emails cannot be read, and the remedy; None if they can."""
     try:
         with Client(url, key=key, seconds=1) as client:

@@ -212,7 +212,9 @@ class CapturedMessage(CapturedRow):
 
 def addresses(recipients: str) -> list[str]:
     """The addresses in header fields, or the numbers of an SMS, without names."""
-    return [address for _, address in getaddresses([recipients]) if address]
+    with suppress(RecursionError):  # thousands of parentheses
+        return [address for _, address in getaddresses([recipients]) if address]
+    return []
 
 
 def parse_name(text: str) -> CapturedName | None:

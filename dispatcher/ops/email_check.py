@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 MAX_CHARACTERS: Final = 256 * 1024
@@ -22,10 +22,7 @@ TAGS: Final = {
     "form": "Outlook for Windows and for Mac shows no forms: link to a page instead.",
     "svg": "Gmail, Outlook and Yahoo do not show embedded SVG: use a PNG image.",
     "video": "Gmail, Outlook for Windows and Yahoo do not play videos: link to a page with the video.",
-    "audio": "Most mail clients play no audio: link to a page.",
     "iframe": "Mail clients remove frames.",
-    "object": "Mail clients remove embedded objects.",
-    "embed": "Mail clients remove embedded objects.",
     "link": "Gmail, Outlook.com and Yahoo ignore linked style sheets: use a <style> in the <head>.",
 }
 STYLES: Final = tuple(
@@ -65,17 +62,16 @@ class Link:
     problems: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Checked:
-    """At most 200 findings and 200 links of the HTML, and 200 of the text."""
+class Checked(NamedTuple):
+    """At most about 200 findings and 200 links of the HTML, and 200 links of the text."""
 
-    findings: list[Finding] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    findings: list[Finding]
+    links: list[Link]
 
 
 def check(html: str | None, text: str | None) -> Checked:
     """What is found in an email's HTML and text. Of each, only the first 256 Ki characters are checked."""
-    checked = Checked()
+    checked = Checked([], [])
     if html is not None:
         checker = _Checker(checked)
         try:
@@ -83,16 +79,12 @@ def check(html: str | None, text: str | None) -> Checked:
         except AssertionError:  # the parser's only exception
             checker.find("markup", "The rest of the HTML is not valid, and was not checked.")
         checker.end_link()
+        whole = []
         if (size := len(html.encode())) > CLIPPED_BYTES:
-            checked.findings.append(
-                Finding(None, "size", f"Gmail hides the end of HTML above 102 KB; this has {size // 1024} KB.")
-            )
-        if len(html) > MAX_CHARACTERS:
-            checked.findings.append(Finding(None, "size", "Only the first 256 KB were checked."))
+            whole.append(("size", f"Gmail hides what follows 102 KB of HTML. This has {size // 1024} KB."))
         if not (text or "").strip():
-            checked.findings.append(
-                Finding(None, "text part", "There is none. Some clients and spam filters expect it.")
-            )
+            whole.append(("text part", "There is none. Some clients and spam filters expect it."))
+        checked.findings.extend(Finding(None, *each) for each in whole)
     found = _URL.findall((text or "")[:MAX_CHARACTERS])[:MAX_FOUND]
     for url in dict.fromkeys(each.rstrip(_AFTER_URL) for each in found):
         checked.links.append(Link(url, "", None, tuple(_problems(url, ""))))
