@@ -28,7 +28,7 @@ from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.instant import parse_instant
 from dispatcher.ops import captured
-from dispatcher.ops.captured import CapturedFilter, CapturedMessage, CapturedName, CapturedRow, parse_name
+from dispatcher.ops.captured import CapturedFilter, CapturedMessage, CapturedRow, parse_name
 
 WAIT_SECONDS: Final = 10.0
 MAX_WAIT_SECONDS: Final = 60.0
@@ -48,31 +48,26 @@ class CapturedEndpoints:
         one = "/v1/captured/{captured_id}"
         return [
             ("GET", "/v1/captured", self.find, FIND),
-            ("DELETE", "/v1/captured", self.delete, DELETE_ALL),
+            ("DELETE", "/v1/captured", self.delete_all, DELETE_ALL),
             ("GET", "/v1/captured/wait", self.wait, WAIT),
             ("GET", one, self.read, READ),
             ("DELETE", one, self.delete, DELETE),
         ]
 
     async def find(self, request: Request) -> Response:
-        async with self._admitted(request):
-            given = parameters(request, _FILTER | _PAGE)
+        async with self._admitted(request, _FILTER | _PAGE) as given:
             limit = given.pop("limit", MAX_ROWS)
-            found, last = await asyncio.to_thread(
-                partial(captured.find_captured, self._folders, _filter(given), limit=limit)
-            )
-        rows = [CapturedRow.of(each) for each in found]
-        return _json({"captured": rows, "next": None if last is None else last.text})
+            find = partial(captured.find_captured, self._folders, _filter(given), limit=limit)
+            found, last = await asyncio.to_thread(find)
+        return _json({"captured": found, "next": None if last is None else last.text})
 
     async def read(self, request: Request) -> Response:
-        async with self._admitted(request):
-            parameters(request, {})
-            return await self._message(_name(request))
+        async with self._admitted(request, {}):
+            return await self._read(request.path_params["captured_id"])
 
     async def wait(self, request: Request) -> Response:
         """The oldest email that matches, as soon as there is one."""
-        async with self._admitted(request):
-            given = parameters(request, _FILTER | _TIMEOUT)
+        async with self._admitted(request, _FILTER | _TIMEOUT) as given:
             if self._waits.locked():
                 raise Problem("overloaded", f"{MAX_WAITS} requests wait already.", retry_after=1)
             async with self._waits:
@@ -82,33 +77,35 @@ class CapturedEndpoints:
                     began = time.monotonic()
                     found, rest = await asyncio.to_thread(find)
                     if found:
-                        return await self._message(found[0].name)
-                    now = time.monotonic()
-                    if now >= until and rest is None:
+                        return await self._read(found[0].id)
+                    if (now := time.monotonic()) >= until and rest is None:
                         break
                     # A folder with very many emails must not keep the process busy.
                     await asyncio.sleep(0 if rest else max(POLL_SECONDS, 4 * (now - began)))
         raise Problem("nothing-captured")
 
     async def delete(self, request: Request) -> Response:
-        """Deletes the email in the path; all, if the path has none."""
-        async with self._admitted(request):
-            parameters(request, {})
-            name = _name(request) if request.path_params else None
-            deleted = await asyncio.to_thread(captured.delete_captured, self._folders, name)
-            if name is not None and not deleted:
+        async with self._admitted(request, {}):
+            name = parse_name(request.path_params["captured_id"])
+            if name is None or not await asyncio.to_thread(captured.delete_captured, self._folders, name):
                 raise Problem("not-found")
-        return _json({"deleted": deleted})
+        return _json({"deleted": 1})
 
-    async def _message(self, name: CapturedName) -> Response:
-        email = await asyncio.to_thread(captured.read_captured, self._folders, name)
+    async def delete_all(self, request: Request) -> Response:
+        async with self._admitted(request, {}):
+            return _json({"deleted": await asyncio.to_thread(captured.delete_captured, self._folders)})
+
+    async def _read(self, captured_id: str) -> Response:
+        name = parse_name(captured_id)
+        email = None if name is None else await asyncio.to_thread(captured.read_captured, self._folders, name)
         if email is None:
             raise Problem("not-found")
-        return _json(await asyncio.to_thread(CapturedMessage.read, email))
+        return _json(email.message)
 
     @asynccontextmanager
-    async def _admitted(self, request: Request) -> AsyncIterator[None]:
-        """Admits those who may see the page Captured, and only without a proxy and not from another website."""
+    async def _admitted(self, request: Request, known: Mapping[str, Parameter]) -> AsyncIterator[dict[str, Any]]:
+        """Admits those who may see the page Captured, but not through a proxy and not from another website. Returns the
+        request's parameters."""
         self._access.check_local(request)
         if is_cross_site(request, None):
             raise Problem("host-forbidden", "The request came from another website.")
@@ -117,14 +114,7 @@ class CapturedEndpoints:
                 raise Problem(
                     "insufficient-scope", "Use a key for all tenants: their captured emails are in one folder."
                 )
-            yield
-
-
-def _name(request: Request) -> CapturedName:
-    name = parse_name(request.path_params["captured_id"])
-    if name is None:
-        raise Problem("not-found")
-    return name
+            yield parameters(request, known)
 
 
 def _filter(given: Mapping[str, Any]) -> CapturedFilter:

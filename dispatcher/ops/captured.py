@@ -16,7 +16,7 @@ import unicodedata
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesHeaderParser, BytesParser
@@ -101,14 +101,12 @@ class CapturedFilter:
     before_ns: int = 1 << 64
     known: set[CapturedName] = field(default_factory=set, compare=False)
 
-    def selects(self, summary: CapturedSummary, message: Message) -> bool:
-        to, subject, text = self.to.strip().casefold(), self.subject.casefold(), self.text.casefold()
-        recipients = summary.recipients.casefold()
-        is_to = to in (addresses(recipients) if "@" in to[1:] else recipients)
-        if not (is_to and subject in summary.subject.casefold()):
+    def selects(self, row: CapturedRow, message: Message) -> bool:
+        to, subject, text = self.to.casefold(), self.subject.casefold(), self.text.casefold()
+        is_to = to in (map(str.casefold, row.recipients) if "@" in to[1:] else row.to.casefold())
+        if not (is_to and subject in row.subject.casefold()):
             return False
-        shown = (summary.sender, summary.recipients, summary.subject)
-        return any(text in each.casefold() for each in shown) or any(
+        return any(text in each.casefold() for each in (row.sender, row.to, row.subject)) or any(
             text in decoded(part).casefold()
             for part in islice(_leaves(message), MAX_PARTS)
             if part.get_content_maintype() == "text"
@@ -116,12 +114,21 @@ class CapturedFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedSummary:
-    """A captured email, as a list shows it. `is_read`: it was opened on the page, or by a mail client."""
+class CapturedRow:
+    """A captured email, as a list shows it.
 
-    name: CapturedName
+    Attributes:
+        sender: The field From.
+        to: The fields To and Cc; `recipients`: their addresses, or the number of an SMS.
+        is_read: It was opened on the page, or by a mail client.
+    """
+
+    id: str
+    email_id: str
+    captured_at: datetime
     sender: str
-    recipients: str
+    to: str
+    recipients: list[str]
     subject: str
     byte_count: int
     is_read: bool
@@ -143,78 +150,37 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedEmail:
-    """A captured email.
+class CapturedMessage(CapturedRow):
+    """A captured email with its content, without what is only for the page.
 
     Attributes:
-        fields: The most important header fields, decoded; `headers`: the first 200 of all, of an SMS none.
-        text: The plain text; None if the email has none.
-        html: The HTML; None if the email has none. `framed` has its embedded images as data URLs.
-        source: The content of the file: the email as it would have been transmitted, or the SMS as JSON.
+        headers: The first 200 header fields, as pairs of a name and a decoded value; of an SMS none.
+        text: The plain text, and `html` the HTML; None if the email has none.
     """
-
-    name: CapturedName
-    fields: Sequence[tuple[str, str]]
-    headers: Sequence[tuple[str, str]]
-    text: str | None
-    html: str | None
-    framed: str | None
-    attachments: Sequence[Attachment]
-    source: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedRow:
-    """A captured email or SMS. `recipients` are the addresses in To and Cc; `sender` is the whole field From."""
-
-    id: str
-    email_id: str
-    captured_at: datetime
-    sender: str
-    recipients: list[str]
-    subject: str
-
-    @staticmethod
-    def of(summary: CapturedSummary) -> CapturedRow:
-        name, recipients = summary.name, addresses(summary.recipients)
-        return CapturedRow(name.text, name.email_id, name.captured_at, summary.sender, recipients, summary.subject)
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedMessage(CapturedRow):
-    """A captured email with its content. `headers` are pairs of a name and a decoded value."""
 
     headers: list[tuple[str, str]]
     text: str | None
     html: str | None
-    links: list[Link]
     findings: list[Finding]
+    links: list[Link]
     attachments: list[Attachment]
 
-    @staticmethod
-    def read(email: CapturedEmail) -> CapturedMessage:
-        name, fields, checked = email.name, dict(email.fields), check(email.html, email.text)
-        return CapturedMessage(
-            id=name.text,
-            email_id=name.email_id,
-            captured_at=name.captured_at,
-            sender=fields.get("From", ""),
-            recipients=addresses(", ".join(fields[each] for each in ("To", "Cc") if each in fields)),
-            subject=fields.get("Subject", ""),
-            headers=list(email.headers),
-            text=email.text,
-            html=email.html,
-            links=checked.links,
-            findings=checked.findings,
-            attachments=list(email.attachments),
-        )
 
+@dataclass(frozen=True, slots=True)
+class CapturedEmail:
+    """A captured email, as the page shows it.
 
-def addresses(recipients: str) -> list[str]:
-    """The addresses in header fields, or the numbers of an SMS, without names."""
-    with suppress(RecursionError):  # thousands of parentheses
-        return [address for _, address in getaddresses([recipients]) if address]
-    return []
+    Attributes:
+        fields: The most important header fields, decoded.
+        framed: The HTML, with the email's own images as data URLs.
+        source: The content of the file: the email as it would have been transmitted, or the SMS as JSON.
+    """
+
+    name: CapturedName
+    message: CapturedMessage
+    fields: Sequence[tuple[str, str]]
+    framed: str | None
+    source: bytes
 
 
 def parse_name(text: str) -> CapturedName | None:
@@ -242,7 +208,7 @@ def delivers_nothing(settings: Settings) -> bool:
 
 def find_captured(
     folders: Sequence[Path], wanted: CapturedFilter, *, limit: int, is_oldest_first: bool = False
-) -> tuple[list[CapturedSummary], CapturedName | None]:
+) -> tuple[list[CapturedRow], CapturedName | None]:
     """The newest emails and SMS that match, newest first, and the email before which the search continues; None at its
     end. A Maildir that does not exist counts as empty.
 
@@ -254,14 +220,14 @@ def find_captured(
         if wanted.after_ns < each[0].captured_ns < wanted.before_ns and each[0] not in wanted.known
     ]
     entries.sort(key=lambda each: (each[0].captured_ns, each[0].text), reverse=not is_oldest_first)
-    found: list[CapturedSummary] = []
+    found: list[CapturedRow] = []
     for count, (name, path) in enumerate(entries):
         if len(found) == limit or count == MAX_SEARCHED:
             return found, entries[count - 1][0]
-        if (summary := _summary(folders, name, path, wanted)) is None:
+        if (row := _matching(folders, name, path, wanted)) is None:
             wanted.known.add(name)
         else:
-            found.append(summary)
+            found.append(row)
     return found, None
 
 
@@ -274,17 +240,22 @@ def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail 
     message = _parsed(name, source[0])
     parts = list(islice(_leaves(message), MAX_PARTS))
     bodies = {kind: _body(parts, f"text/{kind}") for kind in ("plain", "html")}
-    html = None if bodies["html"] is None else _clean(decoded(bodies["html"]))
+    text, html = (None if part is None else _clean(decoded(part)) for part in bodies.values())
     used = {id(part) for part in bodies.values() if part is not None}
     headers = [] if name.is_sms else islice(message.items(), MAX_FIELDS)
+    row = _row(name, message, len(source[0]), is_read=True)
     return CapturedEmail(
-        name=name,
+        name,
+        CapturedMessage(
+            **asdict(row),
+            headers=[(_clean(each), _clean(unfolded(str(value)))) for each, value in headers],
+            text=text,
+            html=html,
+            **check(html, text)._asdict(),
+            attachments=[_attachment(number, part) for number, part in enumerate(parts) if id(part) not in used],
+        ),
         fields=[(each, value) for each in SHOWN_FIELDS if (value := _clean(field_of(message, each)))],
-        headers=[(_clean(each), _clean(unfolded(str(value)))) for each, value in headers],
-        text=None if bodies["plain"] is None else _clean(decoded(bodies["plain"])),
-        html=html,
         framed=None if html is None else _with_images(html, parts),
-        attachments=[_attachment(number, part) for number, part in enumerate(parts) if id(part) not in used],
         source=source[0],
     )
 
@@ -317,17 +288,22 @@ def _entries(folders: Sequence[Path]) -> Iterator[tuple[CapturedName, str]]:
             continue
 
 
-def _summary(folders: Sequence[Path], name: CapturedName, path: str, wanted: CapturedFilter) -> CapturedSummary | None:
+def _matching(folders: Sequence[Path], name: CapturedName, path: str, wanted: CapturedFilter) -> CapturedRow | None:
     """The email in a file; None if the file does not exist any more, or does not match."""
     found = _read(folders, name, MAX_SEARCHED_BYTES if wanted.text else MAX_HEADER_BYTES, first=path)
     if found is None:
         return None
     message = _parsed(name, found[0], only_header=not wanted.text)
-    recipients = ", ".join(value for each in ("To", "Cc") if (value := _clean(field_of(message, each))))
-    sender, subject = (_clean(field_of(message, each)) for each in ("From", "Subject"))
-    is_read = "S" in path.rpartition("/")[2].partition(":2,")[2]
-    summary = CapturedSummary(name, sender, recipients, subject, found[1], is_read)
-    return summary if wanted.selects(summary, message) else None
+    row = _row(name, message, found[1], is_read="S" in path.rpartition("/")[2].partition(":2,")[2])
+    return row if wanted.selects(row, message) else None
+
+
+def _row(name: CapturedName, message: Message, byte_count: int, *, is_read: bool) -> CapturedRow:
+    sender, to, cc, subject = (_clean(field_of(message, each)) for each in ("From", "To", "Cc", "Subject"))
+    to, recipients = ", ".join(filter(None, (to, cc))), []
+    with suppress(RecursionError):  # thousands of parentheses
+        recipients = [address for _, address in getaddresses([to]) if address]
+    return CapturedRow(name.text, name.email_id, name.captured_at, sender, to, recipients, subject, byte_count, is_read)
 
 
 def _parsed(name: CapturedName, source: bytes, *, only_header: bool = False) -> Message:

@@ -26,7 +26,6 @@ from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.email import Email
 from dispatcher.ops import captured
 from dispatcher.ops.captured import CapturedEmail, CapturedFilter, CapturedName, parse_name
-from dispatcher.ops.email_check import check
 from dispatcher.producers import enqueue_async
 
 T = TypeVar("T")
@@ -106,20 +105,21 @@ class _CapturedPages:
     async def show_email(self, request: Request, visitor: Visitor) -> Response:
         email = await self._email(request, visitor)
         await _in_thread(partial(captured.mark_read, self._folders(visitor), email.name))
-        checked = None if email.name.is_sms else await _in_thread(partial(check, email.html, email.text))
-        has = {"html": email.html is not None, "text": email.text is not None, "source": True}
+        message = email.message
+        has = {"html": message.html is not None, "text": message.text is not None, "source": True}
         views = [view for view in VIEWS if has.get(view, not email.name.is_sms)]
         view = request.query_params.get("view", "")
         shown = view if view in views else views[0]
-        text = email.text if shown == "text" else email.source.decode("utf-8", "replace")
+        text = message.text if shown == "text" else email.source.decode("utf-8", "replace")
         response = await self.site.page(
             request,
             visitor,
             "captured_email.html",
             email=email,
+            message=message,
             views=views,
             view=shown,
-            checked=checked,
+            warnings=len(message.findings) + sum(bool(link.problems) for link in message.links),
             loads_images=parameter(request, "images") == "once",
             text=(text or "")[:MAX_TEXT_CHARACTERS],
             characters_left=max(0, len(text or "") - MAX_TEXT_CHARACTERS),
@@ -140,7 +140,7 @@ class _CapturedPages:
 
     async def download_attachment(self, request: Request, visitor: Visitor) -> Response:
         email, number = await self._email(request, visitor), counted(request.path_params["number"])
-        found = next((each for each in email.attachments if each.number == number), None)
+        found = next((each for each in email.message.attachments if each.number == number), None)
         if found is None:
             raise not_found("attachment")
         return as_file(found.content, found.filename)

@@ -143,7 +143,7 @@ DAMAGED = [
     b"Content-Disposition: attachment; filename*=nope'x'%ff\n\nx",
     b"Subject: " + b"x" * 100_000 + b"\n\n",
     b"Subject: =?utf-7?q?+2AA-?=\nContent-Type: text/plain; charset=utf-7\n\n+2AA-",
-    b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(2000)),
+    b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(600)),
     b"To: " + b"(" * 30_000 + b"\nContent-Type: text/html\n\n<![<" + b"<a href='" * 200_000,
 ]
 
@@ -152,7 +152,7 @@ async def test_a_damaged_email_is_shown_and_searched_as_far_as_possible(
     operator: Browser, operator_key: str, maildir: Path
 ) -> None:
     names = [capture(maildir, content) for content in DAMAGED]
-    views = ("", "?view=source", "?view=checks", "?view=headers")
+    views = ("", "?view=checks", "?view=headers")
     paths = ["", "?q=nothing", *(f"/{name}{query}" for name in names for query in views)]
     asked = ["?to=ann@example.org", "?text=x", *(f"/{name}" for name in names)]
 
