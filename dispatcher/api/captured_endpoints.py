@@ -38,9 +38,12 @@ MAX_ROWS: Final = 100
 
 
 class CapturedEndpoints:
-    def __init__(self, access: AccessControl, folders: Sequence[Path]) -> None:
+    """When `stop` is set, requests no longer wait."""
+
+    def __init__(self, access: AccessControl, folders: Sequence[Path], stop: asyncio.Event) -> None:
         self._access = access
         self._folders = folders
+        self._stop = stop
         self._waits = asyncio.Semaphore(MAX_WAITS)
 
     @property
@@ -73,7 +76,7 @@ class CapturedEndpoints:
             async with self._waits:
                 until = time.monotonic() + given.pop("timeout", WAIT_SECONDS)
                 find = partial(captured.find_captured, self._folders, _filter(given), limit=1, is_oldest_first=True)
-                while not await request.is_disconnected():
+                while not (self._stop.is_set() or await request.is_disconnected()):
                     began = time.monotonic()
                     found, rest = await asyncio.to_thread(find)
                     if found:

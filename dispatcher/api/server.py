@@ -213,7 +213,7 @@ async def serve(
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
         endpoints = (enqueueing, status, *operators)
         ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
-        captured = _captured_endpoints(settings, access)
+        captured = _captured_endpoints(settings, access, stop)
         app = ErrorMiddleware(
             make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops, captured), refusals=refusals
         )
@@ -273,7 +273,7 @@ async def _event_endpoints(
         yield endpoints
 
 
-def _captured_endpoints(settings: Settings, access: AccessControl) -> CapturedEndpoints | None:
+def _captured_endpoints(settings: Settings, access: AccessControl, stop: asyncio.Event) -> CapturedEndpoints | None:
     """The endpoints for captured emails; None unless the settings are those of a machine for development."""
     if not (settings.ops and settings.api_allow_anonymous and is_loopback(settings)):
         return None
@@ -281,7 +281,7 @@ def _captured_endpoints(settings: Settings, access: AccessControl) -> CapturedEn
     from dispatcher.ops.captured import delivers_nothing, folders_of
 
     folders = folders_of(settings) if delivers_nothing(settings) else None
-    return None if folders is None else CapturedEndpoints(access, folders)
+    return None if folders is None else CapturedEndpoints(access, folders, stop)
 
 
 @asynccontextmanager
