@@ -47,6 +47,7 @@ PAGES = (
     "/captured/{captured}",
     "/captured/{captured}?view=source",
     "/captured/{captured_hostile}?view=html",
+    "/captured/{captured_hostile}?view=checks",
     "/emails?status=failed&since=1h&limit=25",
     "/dead-letters?status=failed&unknown=1",
     "/audit?since=7d",
