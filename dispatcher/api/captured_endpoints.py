@@ -81,7 +81,7 @@ class CapturedEndpoints:
                     found, rest = await asyncio.to_thread(find)
                     if found:
                         return await self._read(found[0].id)
-                    if (now := time.monotonic()) >= until and rest is None:
+                    if (now := time.monotonic()) >= until and (rest is None or now >= until + WAIT_SECONDS):
                         break
                     # A folder with very many emails must not keep the process busy.
                     await asyncio.sleep(0 if rest else max(POLL_SECONDS, 4 * (now - began)))
