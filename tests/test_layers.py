@@ -34,7 +34,7 @@ FLOORS: Final = (
     {"supervisor", "ops"},
     {"actions"},
     {"client"},
-    {"api"},
+    {"api", "testing"},
     {"dev"},
     {"cli"},
     {"__main__"},  # `python -m dispatcher`

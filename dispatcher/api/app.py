@@ -37,6 +37,7 @@ from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.store.connections import Pool
 
 if TYPE_CHECKING:
+    from dispatcher.api.captured_endpoints import CapturedEndpoints
     from dispatcher.api.event_endpoints import EventEndpoints
     from dispatcher.api.ops_page.application import OpsMount
 
@@ -73,6 +74,7 @@ def make_app(
     unsubscribe_sessions: Pool,
     events: EventEndpoints | None = None,
     ops: OpsMount | None = None,
+    captured: CapturedEndpoints | None = None,
 ) -> FastRoutes:
     """Builds the application from its endpoints, whose database connections are already open.
 
@@ -95,6 +97,7 @@ def make_app(
         *replays.routes(REPLAYS),
         *feed.routes([ListEvents]),
         *posts,
+        *(captured.routes if captured else ()),
     ]
     unsubscribe = "/v1/unsubscribe/{token}"
     routes: list[BaseRoute] = [

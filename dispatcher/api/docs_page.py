@@ -41,6 +41,11 @@ _CALLS: Final = {
     "get_email": "client.get(email_id)",
     "list_emails": 'for email in client.find(recipient="ann@example.org"):\n    print(email.status, email.delivery)',
     "test_webhook": "client.test_webhook(webhook_id)",
+    "list_captured": "captured_mail.all()  # the fixture of docs/testing.md",
+    "wait_for_captured": 'captured_mail.wait_for(to="ann@example.org").link("Reset password")',
+    "get_captured": 'captured_mail.wait_for(to="ann@example.org").text',
+    "delete_captured": "captured_mail.clear()",
+    "delete_all_captured": "captured_mail.clear()",
     "list_events": "for event in client.events():\n    print(event)",
 }
 """The calls whose arguments are not those of the operation, by the operation's name."""

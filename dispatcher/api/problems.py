@@ -49,6 +49,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "signature-stale": ProblemType(403, "The request's signature is too old, or its time is in the future."),
         "topic-forbidden": ProblemType(403, "This API accepts no events from this SNS topic."),
         "not-found": ProblemType(404, "The resource does not exist."),
+        "nothing-captured": ProblemType(404, "No captured email matched in time."),
         "method-not-allowed": ProblemType(405, "The path does not support this method."),
         "request-timeout": ProblemType(408, "The request did not arrive in time."),
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),

@@ -49,6 +49,7 @@ from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
 
 if TYPE_CHECKING:
+    from dispatcher.api.captured_endpoints import CapturedEndpoints
     from dispatcher.api.event_endpoints import EventEndpoints
     from dispatcher.api.ops_page.application import OpsMount
     from dispatcher.events.sns_certificates import Fetch
@@ -212,8 +213,9 @@ async def serve(
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
         endpoints = (enqueueing, status, *operators)
         ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
+        captured = _captured_endpoints(settings, access, stop)
         app = ErrorMiddleware(
-            make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops), refusals=refusals
+            make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops, captured), refusals=refusals
         )
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
@@ -269,6 +271,17 @@ async def _event_endpoints(
         if endpoints.sns is not None:
             await endpoints.sns.certificates.load()
         yield endpoints
+
+
+def _captured_endpoints(settings: Settings, access: AccessControl, stop: asyncio.Event) -> CapturedEndpoints | None:
+    """The endpoints for captured emails; None unless the settings are those of a machine for development."""
+    if not (settings.ops and settings.api_allow_anonymous and is_loopback(settings)):
+        return None
+    from dispatcher.api.captured_endpoints import CapturedEndpoints
+    from dispatcher.ops.captured import delivers_nothing, folders_of
+
+    folders = folders_of(settings) if delivers_nothing(settings) else None
+    return None if folders is None else CapturedEndpoints(access, folders, stop)
 
 
 @asynccontextmanager

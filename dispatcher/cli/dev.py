@@ -78,7 +78,7 @@ def up(folder: Path, as_json: bool) -> int:
     say(f"Servers are running in {folder}. To stop them: dispatcher dev down")
     if environment["DISPATCHER_OPS"] == "on":
         address = os.environ.get("DISPATCHER_API_ADDRESS") or "127.0.0.1:8025"
-        say(f"While `dispatcher api` runs, the operators' page shows the captured emails: http://{address}/ops")
+        say(f"While `dispatcher api` runs, this page shows the captured emails: http://{address}/ops/captured")
     if sys.stdout.isatty():
         say('To use the servers in this shell: eval "$(dispatcher dev up)"')
     return Exit.DONE

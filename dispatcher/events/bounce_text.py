@@ -156,7 +156,11 @@ def with_newlines(octets: bytes) -> bytes:
 
 def field(message: Message, name: str) -> str:
     """The decoded value of the first header field with this name, on one line; empty if there is no such field."""
-    value = str(message.get(name, ""))
+    return unfolded(str(message.get(name, "")))
+
+
+def unfolded(value: str) -> str:
+    """The decoded value of a header field, on one line."""
     if "=?" in value:
         with suppress(ValueError, LookupError, MessageError):
             value = str(make_header(decode_header(value)))

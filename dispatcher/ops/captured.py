@@ -1,4 +1,5 @@
-"""Reads the emails and SMS that the providers `capture` and `sms-capture` have written into their Maildirs.
+"""Finds, reads and deletes the emails and SMS that the providers `capture` and `sms-capture` have written into their
+Maildirs.
 
 An SMS is shown as an email whose subject is the beginning of the SMS's text.
 
@@ -14,12 +15,13 @@ import re
 import unicodedata
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesHeaderParser, BytesParser
 from email.policy import compat32
-from heapq import nlargest
+from email.utils import getaddresses
 from itertools import islice
 from mimetypes import guess_extension
 from pathlib import Path
@@ -27,14 +29,26 @@ from typing import Final
 
 import orjson
 
-from dispatcher.events.bounce_text import decoded, field
+from dispatcher.config import Settings
+from dispatcher.events.bounce_text import decoded, unfolded
+from dispatcher.events.bounce_text import field as field_of
+from dispatcher.ops.email_check import Finding, Link, check
+from dispatcher.providers.capture import NAME as CAPTURE
+from dispatcher.providers.capture import CaptureSettings
+from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
+from dispatcher.providers.sms_capture import SmsCaptureSettings
 
 FOLDERS: Final = ("new", "cur")
 """The folders of a Maildir that contain emails. A mail client moves the emails that it has shown from `new` to `cur`,
 and appends flags to the names of their files."""
 MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_SEARCHED_BYTES: Final = 1024 * 1024
+"""A search for words looks only at the beginning of each email."""
+MAX_SEARCHED: Final = 1000
+"""A search looks at so many emails at a time."""
 MAX_EMAIL_BYTES: Final = 64 * 1024 * 1024
 MAX_PARTS: Final = 1000
+MAX_FIELDS: Final = 200
 MAX_INLINE_IMAGE_BYTES: Final = 2 * 1024 * 1024
 INLINE_IMAGES: Final = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
 SHOWN_FIELDS: Final = ("From", "To", "Cc", "Reply-To", "Subject", "Date", "Message-ID", "Segments")
@@ -70,14 +84,54 @@ class CapturedName:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedSummary:
-    """A captured email, as a list shows it."""
+class CapturedFilter:
+    """Selects the captured emails that match everything given, in upper or lower case.
 
-    name: CapturedName
+    Attributes:
+        to: A recipient's whole address, or else a part of the recipients, such as `@example.org`.
+        subject: A part of the subject.
+        text: A part of the sender, the recipients, the subject, the text or the HTML.
+        known: Emails that do not match, as earlier searches with this filter found.
+    """
+
+    to: str = ""
+    subject: str = ""
+    text: str = ""
+    after_ns: int = -1
+    before_ns: int = 1 << 64
+    known: set[CapturedName] = field(default_factory=set, compare=False)
+
+    def selects(self, row: CapturedRow, message: Message) -> bool:
+        to, subject, text = self.to.casefold(), self.subject.casefold(), self.text.casefold()
+        is_to = to in (map(str.casefold, row.recipients) if "@" in to[1:] else row.to.casefold())
+        if not (is_to and subject in row.subject.casefold()):
+            return False
+        return any(text in each.casefold() for each in (row.sender, row.to, row.subject)) or any(
+            text in decoded(part).casefold()
+            for part in islice(_leaves(message), MAX_PARTS)
+            if part.get_content_maintype() == "text"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRow:
+    """A captured email, as a list shows it.
+
+    Attributes:
+        sender: The field From.
+        to: The fields To and Cc; `recipients`: their addresses, or the number of an SMS.
+        is_read: It was opened on the page, or by a mail client.
+    """
+
+    id: str
+    email_id: str
+    captured_at: datetime
     sender: str
-    recipients: str
+    to: str
+    recipients: list[str]
     subject: str
     byte_count: int
+    is_read: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +150,36 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedMessage(CapturedRow):
+    """A captured email with its content, without what is only for the page.
+
+    Attributes:
+        headers: The first 200 header fields, as pairs of a name and a decoded value; of an SMS none.
+        text: The plain text, and `html` the HTML; None if the email has none.
+    """
+
+    headers: list[tuple[str, str]]
+    text: str | None
+    html: str | None
+    findings: list[Finding]
+    links: list[Link]
+    attachments: list[Attachment]
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedEmail:
-    """A captured email.
+    """A captured email, as the page shows it.
 
     Attributes:
         fields: The most important header fields, decoded.
-        text: The plain text; None if the email has none.
-        html: The HTML, with its embedded images as data URLs; None if the email has no HTML.
+        framed: The HTML, with the email's own images as data URLs.
         source: The content of the file: the email as it would have been transmitted, or the SMS as JSON.
     """
 
     name: CapturedName
+    message: CapturedMessage
     fields: Sequence[tuple[str, str]]
-    text: str | None
-    html: str | None
-    attachments: Sequence[Attachment]
+    framed: str | None
     source: bytes
 
 
@@ -124,14 +193,42 @@ def parse_name(text: str) -> CapturedName | None:
     return CapturedName(text, found[1], captured_ns) if captured_ns < 253_402_300_799 * 10**9 else None
 
 
-def list_captured(folders: Sequence[Path], *, limit: int, before_ns: int | None = None) -> list[CapturedSummary]:
-    """The newest emails and SMS before a time, newest first. A Maildir that does not exist counts as empty.
+def folders_of(settings: Settings) -> list[Path] | None:
+    """The Maildirs of the configured capture providers; None if no provider captures. All tenants share them."""
+    found = {CAPTURE: settings.of(CaptureSettings).dir, SMS_CAPTURE: settings.of(SmsCaptureSettings).dir}
+    if found.keys().isdisjoint(settings.providers):
+        return None
+    return [folder for name, folder in found.items() if name in settings.providers and folder is not None]
+
+
+def delivers_nothing(settings: Settings) -> bool:
+    """Whether each provider captures."""
+    return {CAPTURE, SMS_CAPTURE}.issuperset(settings.providers)
+
+
+def find_captured(
+    folders: Sequence[Path], wanted: CapturedFilter, *, limit: int, is_oldest_first: bool = False
+) -> tuple[list[CapturedRow], CapturedName | None]:
+    """The newest emails and SMS that match, newest first, and the email before which the search continues; None at its
+    end. A Maildir that does not exist counts as empty.
 
     Raises OSError if this process may not read the folder.
     """
-    names = (name for name, _path in _entries(folders) if before_ns is None or name.captured_ns < before_ns)
-    newest = nlargest(limit, names, key=lambda name: (name.captured_ns, name.text))
-    return [summary for name in newest if (summary := _summary(folders, name)) is not None]
+    entries = [
+        each
+        for each in _entries(folders)
+        if wanted.after_ns < each[0].captured_ns < wanted.before_ns and each[0] not in wanted.known
+    ]
+    entries.sort(key=lambda each: (each[0].captured_ns, each[0].text), reverse=not is_oldest_first)
+    found: list[CapturedRow] = []
+    for count, (name, path) in enumerate(entries):
+        if len(found) == limit or count == MAX_SEARCHED:
+            return found, entries[count - 1][0]
+        if (row := _matching(folders, name, path, wanted)) is None:
+            wanted.known.add(name)
+        else:
+            found.append(row)
+    return found, None
 
 
 def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail | None:
@@ -140,19 +237,44 @@ def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail 
     source = _read(folders, name, MAX_EMAIL_BYTES)
     if source is None:
         return None
-    message = _sms(source[0]) if name.is_sms else BytesParser(policy=compat32).parsebytes(source[0])
+    message = _parsed(name, source[0])
     parts = list(islice(_leaves(message), MAX_PARTS))
     bodies = {kind: _body(parts, f"text/{kind}") for kind in ("plain", "html")}
-    html = bodies["html"]
+    text, html = (None if part is None else _clean(decoded(part)) for part in bodies.values())
     used = {id(part) for part in bodies.values() if part is not None}
+    headers = [] if name.is_sms else islice(message.items(), MAX_FIELDS)
+    row = _row(name, message, len(source[0]), is_read=True)
     return CapturedEmail(
-        name=name,
-        fields=[(each, value) for each in SHOWN_FIELDS if (value := field(message, each))],
-        text=None if bodies["plain"] is None else decoded(bodies["plain"]),
-        html=None if html is None else _with_images(decoded(html), parts),
-        attachments=[_attachment(number, part) for number, part in enumerate(parts) if id(part) not in used],
+        name,
+        CapturedMessage(
+            **asdict(row),
+            headers=[(_clean(each), _clean(unfolded(str(value)))) for each, value in headers],
+            text=text,
+            html=html,
+            **check(html, text)._asdict(),
+            attachments=[_attachment(number, part) for number, part in enumerate(parts) if id(part) not in used],
+        ),
+        fields=[(each, value) for each in SHOWN_FIELDS if (value := _clean(field_of(message, each)))],
+        framed=None if html is None else _with_images(html, parts),
         source=source[0],
     )
+
+
+def mark_read(folders: Sequence[Path], name: CapturedName) -> None:
+    """Moves an email to `cur` with the flag S, as mail clients do. Does nothing if this process may not."""
+    for folder in folders:
+        with suppress(OSError):
+            (folder / "new" / name.text).rename(folder / "cur" / f"{name.text}:2,S")
+
+
+def delete_captured(folders: Sequence[Path], name: CapturedName | None = None) -> int:
+    """Deletes an email, or all; returns how many files were deleted. Idempotent."""
+    deleted = 0
+    for path in [path for each, path in _entries(folders) if name in (None, each)]:
+        with suppress(FileNotFoundError):
+            Path(path).unlink()
+            deleted += 1
+    return deleted
 
 
 def _entries(folders: Sequence[Path]) -> Iterator[tuple[CapturedName, str]]:
@@ -166,13 +288,36 @@ def _entries(folders: Sequence[Path]) -> Iterator[tuple[CapturedName, str]]:
             continue
 
 
-def _summary(folders: Sequence[Path], name: CapturedName) -> CapturedSummary | None:
-    found = _read(folders, name, MAX_HEADER_BYTES)
+def _matching(folders: Sequence[Path], name: CapturedName, path: str, wanted: CapturedFilter) -> CapturedRow | None:
+    """The email in a file; None if the file does not exist any more, or does not match."""
+    found = _read(folders, name, MAX_SEARCHED_BYTES if wanted.text else MAX_HEADER_BYTES, first=path)
     if found is None:
         return None
-    message = _sms(found[0]) if name.is_sms else BytesHeaderParser(policy=compat32).parsebytes(found[0])
-    recipients = ", ".join(value for each in ("To", "Cc") if (value := field(message, each)))
-    return CapturedSummary(name, field(message, "From"), recipients, field(message, "Subject"), found[1])
+    message = _parsed(name, found[0], only_header=not wanted.text)
+    row = _row(name, message, found[1], is_read="S" in path.rpartition("/")[2].partition(":2,")[2])
+    return row if wanted.selects(row, message) else None
+
+
+def _row(name: CapturedName, message: Message, byte_count: int, *, is_read: bool) -> CapturedRow:
+    sender, to, cc, subject = (_clean(field_of(message, each)) for each in ("From", "To", "Cc", "Subject"))
+    to, recipients = ", ".join(filter(None, (to, cc))), []
+    with suppress(RecursionError):  # thousands of parentheses
+        recipients = [address for _, address in getaddresses([to]) if address]
+    return CapturedRow(name.text, name.email_id, name.captured_at, sender, to, recipients, subject, byte_count, is_read)
+
+
+def _parsed(name: CapturedName, source: bytes, *, only_header: bool = False) -> Message:
+    if name.is_sms:
+        return _sms(source)
+    if not only_header:
+        with suppress(RecursionError):  # hundreds of parts in parts
+            return BytesParser(policy=compat32).parsebytes(source)
+    return BytesHeaderParser(policy=compat32).parsebytes(source)
+
+
+def _clean(text: str) -> str:
+    """The text without lone surrogates, which some charsets decode to and UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _sms(source: bytes) -> Message:
@@ -191,9 +336,11 @@ def _sms(source: bytes) -> Message:
     return message
 
 
-def _read(folders: Sequence[Path], name: CapturedName, at_most: int) -> tuple[bytes, int] | None:
+def _read(
+    folders: Sequence[Path], name: CapturedName, at_most: int, *, first: str | None = None
+) -> tuple[bytes, int] | None:
     """The beginning and the size of an email's file; None if the file does not exist. Follows no symbolic link."""
-    paths = [str(folder / "new" / name.text) for folder in folders]
+    paths = [str(folder / "new" / name.text) for folder in folders] if first is None else [first]
     for look in (False, True):
         if look:  # a mail client may have moved the file to `cur`
             paths = [path for found, path in _entries(folders) if found == name]

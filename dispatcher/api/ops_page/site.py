@@ -27,10 +27,9 @@ from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause, seen_by
 from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.ops.captured import folders_of
 from dispatcher.ops.email_lines import EmailLine, find_lines
 from dispatcher.ops.shared_reading import SharedReading
-from dispatcher.providers.capture import NAME as CAPTURE
-from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.emails import list_known_tenants
@@ -295,7 +294,7 @@ class Site:
             ]
 
         entries = [_Entry(label, tabs(own)) for label, own in _ENTRIES.items()]
-        if {CAPTURE, SMS_CAPTURE} & set(self.settings.providers) and visitor.tenant_id is None and visitor.may_act:
+        if folders_of(self.settings) is not None and visitor.tenant_id is None and visitor.may_act:
             entries.append(_Entry("Captured", tabs([("/captured", "Captured", True)])))
         return entries
 

@@ -1,14 +1,19 @@
-"""The pages of captured emails."""
+"""The pages of captured emails, and what tests of applications use to read them."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from base64 import b64decode
+from dataclasses import replace
 from email.message import EmailMessage
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
+import jsonschema
 import psycopg
 import pytest
 
@@ -17,9 +22,11 @@ from dispatcher.config import Settings
 from dispatcher.dev.conformance import a_text
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.sms_capture import SmsCaptureProvider
-from tests.api.ops_page.browsing import Browser, signed_in
-from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, settings_of
+from dispatcher.testing import KEY_VARIABLE, CapturedMail, NotCaptured, fault_of
+from tests.api.ops_page.browsing import Browser, signed_in, text_of, token_of
+from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, running, settings_of
 from tests.providers.emails import send
+from tests.store.books import Books
 
 PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
 
@@ -133,16 +140,24 @@ DAMAGED = [
     b"Content-Type: text/html; charset=nope\nContent-Transfer-Encoding: base64\n\n%%%",
     b"Content-Disposition: attachment; filename*=nope'x'%ff\n\nx",
     b"Subject: " + b"x" * 100_000 + b"\n\n",
+    b"Subject: =?utf-7?q?+2AA-?=\nContent-Type: text/plain; charset=utf-7\n\n+2AA-",
+    b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(600)),
+    b"To: " + b"(" * 30_000 + b"\nContent-Type: text/html\n\n<![<" + b"<a href='" * 200_000,
 ]
 
 
-async def test_a_damaged_email_is_shown_as_far_as_possible(operator: Browser, maildir: Path) -> None:
+async def test_a_damaged_email_is_shown_and_searched_as_far_as_possible(
+    operator: Browser, operator_key: str, maildir: Path
+) -> None:
     names = [capture(maildir, content) for content in DAMAGED]
-    paths = ["", *(f"/{name}{query}" for name in names for query in ("", "?view=source"))]
+    views = ("", "?view=checks", "?view=headers")
+    paths = ["", "?q=nothing", *(f"/{name}{query}" for name in names for query in views)]
+    asked = ["?to=ann@example.org", "?text=x", *(f"/{name}" for name in names)]
 
     answers = {path: await operator.get(f"/ops/captured{path}") for path in paths}
+    answers |= {path: await operator.api.get(f"/v1/captured{path}", token=operator_key) for path in asked}
 
-    assert {path: answer.status for path, answer in answers.items()} == dict.fromkeys(paths, 200)
+    assert {path: answer.status for path, answer in answers.items()} == dict.fromkeys([*paths, *asked], 200)
 
 
 async def test_only_operators_for_all_tenants_see_captured_emails(
@@ -176,3 +191,141 @@ async def test_a_captured_sms_is_shown_beside_the_emails(operator: Browser, mail
     assert "4711 is your code. &lt;script&gt;" in listed
     assert all(text in page for text in ("+4915112345678", "1 (GSM-7)", "&lt;script&gt;x()"))
     assert (await operator.get(f"/ops/captured/{damaged.name}")).status == 200
+
+
+async def test_emails_are_searched_marked_as_read_and_deleted(operator: Browser, maildir: Path) -> None:
+    name, other = capture(maildir, receipt()), capture(maildir, b"To: Bob <bob@example.org>\n\nhello")
+    (maildir / "cur").mkdir()
+
+    async def listed(query: str = "") -> list[str]:
+        page = (await operator.get(f"/ops/captured{query}")).body.decode()
+        return [found + unread for found, unread in re.findall(r'<tr id="captured-(.+?)"( class="unread")?>', page)]
+
+    for words, found in (("THANK", name), ("bob@", other), ("grüße", name), ("hello", other), ("shop@", name)):
+        assert await listed(f"?q={quote(words)}") == [f'{found} class="unread"'], words
+    assert await listed("?q=nothing") == []
+
+    await operator.get(f"/ops/captured/{name}")
+    assert await listed() == [f'{other} class="unread"', name]
+    await operator.get(f"/ops/captured/{name}")
+    await operator.submit(f"{name}/delete")
+    assert [await listed(), (await operator.get(f"/ops/captured/{name}")).status] == [[f'{other} class="unread"'], 404]
+    await listed()
+    await operator.submit("/captured/delete")
+    assert await listed() == []
+
+
+async def test_remote_images_are_loaded_only_when_asked_for(operator: Browser, maildir: Path) -> None:
+    path = f"/ops/captured/{capture(maildir, receipt())}"
+    (link,) = re.findall(r'href="([^"]+images=once)"', (await operator.get(path)).body.decode())
+
+    (frame,) = re.findall(r'<iframe [^>]*src="([^"]+)"', (await operator.get(link)).body.decode())
+    policy = (await operator.get(frame)).headers["content-security-policy"]
+
+    assert "img-src data: https: http:;" in policy
+    assert policy.startswith("sandbox; default-src 'none';")
+
+
+async def test_a_test_email_is_enqueued_only_where_nothing_is_delivered(
+    operator: Browser, maildir: Path, books: Books, ops_settings: Settings
+) -> None:
+    await operator.get("/ops/captured")
+    await operator.submit("/captured/send", to="ann@example.org", subject="Hello")
+    assert "is enqueued" in text_of(await operator.follow())
+    assert books.select("select sender, subject from email_content") == [
+        {"sender": "Test <test@example.com>", "subject": "Hello"}
+    ]
+
+    async with running(replace(ops_settings, providers=(*ops_settings.providers, "smtp"))) as api:
+        operator.api = api
+        page = await operator.get("/ops/captured")
+        refused = await operator.post("/ops/captured/send", {"csrf_token": token_of(page), "to": "ann@example.org"})
+    assert (b"Send a test" in page.body, refused.status) == (False, 409)
+
+
+async def test_the_api_finds_reads_and_deletes_captured_emails(ops_api: Api, operator_key: str, maildir: Path) -> None:
+    name, other = capture(maildir, receipt()), capture(maildir, b"To: joann@example.org\nSubject: b\n\n")
+
+    async def call(path: str, method: str = "GET") -> Any:
+        answer = await ops_api.call(method, f"/v1/captured{path}", token=operator_key)
+        return answer.json if answer.status == 200 else (answer.status, answer.code)
+
+    page = await call("?limit=1")
+    rest = await call(f"?limit=1&before={page['next']}")
+    message = await call(f"/{name}")
+
+    assert [each["id"] for each in (*page["captured"], *rest["captured"])] == [other, name]
+    assert [each["id"] for each in (await call("?to=Ann@example.org"))["captured"]] == [name]
+    assert (message["subject"], message["recipients"], message["text"]) == (
+        "Grüße <b>&amp;", ["ann@example.org"], "Thank you, Ann.\n"
+    )  # fmt: skip
+    assert [b64decode(each["content"]) for each in message["attachments"]] == [PNG, b"%PDF-1"]
+    assert [each["subject"] for each in message["findings"]] == ["<script>", "<img> without alt"]
+    schemas = (await ops_api.get("/openapi.json")).json["components"]
+    jsonschema.validate(message, {"$ref": "#/components/schemas/CapturedMessage", "components": schemas})
+    assert (await call("?limit=0")) == (await call("?after=yesterday")) == (400, "invalid-parameter")
+    assert await call(f"/{name}", "DELETE") == {"deleted": 1}
+    assert await call(f"/{name}", "DELETE") == await call(f"/{name}") == (404, "not-found")
+    assert (await call("", "DELETE"), (await call(""))["captured"]) == ({"deleted": 1}, [])
+
+
+async def test_only_operators_of_all_tenants_on_a_machine_for_development_use_the_api(
+    ops_api: Api, operator_key: str, ops_settings: Settings, connection: psycopg.Connection, maildir: Path
+) -> None:
+    capture(maildir, receipt())
+
+    async def code(token: str | None = operator_key, api: Api = ops_api, **named: Any) -> str | None:
+        return (await api.get("/v1/captured", token=token, **named)).code
+
+    assert await code() is None
+    assert await code(None) == "unauthorized"
+    for columns in ({"scopes": ["operate"]}, {"scopes": ["read", "send", "content"], "tenant_id": None}):
+        assert await code(make_key(connection, **columns)) == "insufficient-scope"
+    for headers in ({"Host": "evil.example"}, {"X-Forwarded-For": "192.0.2.1"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert await code(headers=headers) == "host-forbidden"
+    delivers = (*ops_settings.providers, "smtp")
+    for changed in ({"ops": False}, {"api_allow_anonymous": False}, {"providers": delivers}, {"providers": ("smtp",)}):
+        async with running(replace(ops_settings, **changed)) as api:
+            assert await code(api=api) == "not-found", changed
+
+
+async def test_a_test_waits_for_an_email_and_reads_its_link_code_and_attachments(
+    ops_api: Api, operator_key: str, maildir: Path
+) -> None:
+    capture(maildir, b"To: ann@example.org\nSubject: before the test\n\n")
+    mail = CapturedMail(ops_api.url, operator_key)
+    reset = EmailMessage()
+    reset["To"], reset["Subject"] = "Ann <ann@example.org>", "Reset your password"
+    reset.set_content("Order 4711001 of 2026-12-01: your code is 123456.")
+    reset.add_alternative('<a href="https://example.com/r?a=1&amp;b=2">Reset <b>password</b></a>', subtype="html")
+
+    waiting = asyncio.create_task(asyncio.to_thread(mail.wait_for, to="ann@example.org", timeout_seconds=30))
+    await asyncio.to_thread(mail.all)  # the waiting request does not block other requests
+    capture(maildir, reset)
+    email = await waiting
+    with pytest.raises(NotCaptured, match=r"(?s)other@.*within 0 s.*to ann@example.org: Reset your password"):
+        await asyncio.to_thread(mail.wait_for, to="other@example.org", timeout_seconds=0)
+    later = capture(maildir, receipt())
+    second = await asyncio.to_thread(mail.wait_for, text="thank you", after=email)
+
+    assert (email.subject, email.code(), email.link("reset password")) == (
+        "Reset your password", "123456", "https://example.com/r?a=1&b=2"
+    )  # fmt: skip
+    with pytest.raises(NotCaptured, match="Its links: 'Reset password'"):
+        email.link("Unsubscribe")
+    assert (second.id, second.attachments[1].content) == (later, b"%PDF-1")
+    assert [each.id for each in await asyncio.to_thread(mail.all)] == [second.id, email.id]
+    await asyncio.to_thread(mail.clear)
+    assert list((maildir / "new").iterdir()) == []
+    mail.close()
+
+
+async def test_the_fixture_says_why_it_cannot_read_captured_emails(
+    ops_api: Api, operator_key: str, ops_settings: Settings
+) -> None:
+    """The name of the variable, or of the command, that is the remedy."""
+    async with running(replace(ops_settings, ops=False)) as api:
+        assert "dispatcher dev up" in str(await asyncio.to_thread(fault_of, api.url, operator_key))
+    assert "dispatcher api" in str(await asyncio.to_thread(fault_of, "http://127.0.0.1:1", None))
+    assert KEY_VARIABLE in str(await asyncio.to_thread(fault_of, ops_api.url, None))
+    assert await asyncio.to_thread(fault_of, ops_api.url, operator_key) is None
