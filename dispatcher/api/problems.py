@@ -53,6 +53,8 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "request-timeout": ProblemType(408, "The request did not arrive in time."),
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
         "too-late": ProblemType(409, "The email can no longer be cancelled or rescheduled."),
+        "not-resendable": ProblemType(409, "The email cannot be resent."),
+        "may-repeat": ProblemType(409, "The email may have arrived, so a copy may repeat it."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
         "webhook-exists": ProblemType(409, "The tenant already has a webhook with this URL."),
         "too-many-webhooks": ProblemType(409, "The tenant already has the maximum number of webhooks."),

@@ -229,7 +229,7 @@ def call_of(action: Action[T]) -> ApiCall[T]:
         if not action.is_list:
             return msgspec.json.decode(response.body, type=action.row)
         whole = orjson.loads(response.body)
-        rows = msgspec.convert(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
+        rows = msgspec.convert(whole[action.plural or action.noun()], type=list[action.row])  # type: ignore[name-defined]
         return replace(msgspec.convert({**whole, "rows": []}, type=action.page_type), rows=rows) if action.key else rows
 
     method, path = action.http_post().split()

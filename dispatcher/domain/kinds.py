@@ -72,6 +72,11 @@ class Kind(Generic[T]):
         return self.schema.get("type") == "array"
 
     @property
+    def has_lines(self) -> bool:
+        """Whether a text of several lines has several values: the option of a command is repeatable."""
+        return self.schema.get("type") in ("array", "object")
+
+    @property
     def is_flag(self) -> bool:
         return self.schema.get("type") == "boolean"
 
