@@ -60,7 +60,10 @@ ACTIONS = all_actions()
 CHANGES = [
     each
     for each in ACTIONS
-    if issubclass(each, Change) and each.http and not issubclass(each, Batch) and each is not Resend  # tests/test_resend.py
+    if issubclass(each, Change)
+    and each.http
+    and not issubclass(each, Batch)
+    and each is not Resend  # tests/test_resend.py
 ]
 SUBJECTS = sorted({each.noun() for each in CHANGES})
 LISTINGS = [each for each in ACTIONS if each.is_list and each.http]

@@ -36,12 +36,12 @@ def _checked(value: Any) -> dict[str, str]:
 
 
 ADDRESS: Final = text(1_000, rule="must be an address", metavar="ADDRESS")
-RECIPIENTS: Final = replace(many(ADDRESS, rules.MAX_RECIPIENTS, "addresses, one per line"), parse=_lines)
+RECIPIENTS: Final = replace(many(ADDRESS, rules.MAX_RECIPIENTS, "addresses"), parse=_lines)
 SUBJECT: Final = Kind(
     "must be a line of text", {"type": "string", "maxLength": rules.MAX_LINE_CHARACTERS}, partial(rules.line, "subject")
 )
 HEADERS: Final[Kind[Mapping[str, str]]] = Kind(
-    "must have lines such as `X-Campaign: spring`",
+    "must be headers such as `X-Campaign: spring`",
     {
         "type": "object",
         "maxProperties": rules.MAX_HEADERS,
@@ -76,7 +76,9 @@ class Resend(Change[Resent], name="resend", http="POST /v1/emails/{email_id}/res
 
     email_id: UUID = field(EMAIL_ID, "The email.")
     to: tuple[str, ...] | None = field(
-        RECIPIENTS, "Send the copy only to these addresses, instead of to all recipients of the email.", default=None
+        RECIPIENTS,
+        "Send the copy only to these addresses, instead of to all recipients of the email. One per line.",
+        default=None,
     )
     sender: str | None = field(ADDRESS, "The new sender.", default=None, option="--from")
     subject: str | None = field(SUBJECT, "The new subject.", default=None)
@@ -88,13 +90,13 @@ class Resend(Change[Resent], name="resend", http="POST /v1/emails/{email_id}/res
     )
     message_key: str | None = field(
         text(MAX_KEY_CHARACTERS),
-        "The copy's message key, instead of the one described above.",
+        "The copy's message key. By default, it is made from the email's key, its id and the changes.",
         default=None,
         option="--key",
     )
     may_repeat: bool = field(
         FLAG,
-        "Send the copy even if the email may have arrived, so that a recipient gets it twice.",
+        "Send the copy although the email is sent or held, or may have arrived: a recipient may get it twice.",
         default=False,
         option="--yes",
     )
@@ -144,9 +146,9 @@ class Resend(Change[Resent], name="resend", http="POST /v1/emails/{email_id}/res
         except NotResent as error:
             raise self.refused(error.reason, **error.facts) from None
         except InvalidEmail as error:
-            name, _, place = re.split(r"\.", error.field)[0].rstrip("]").partition("[")
+            name, *place = re.split(r"[.\[]", error.field.rstrip("]"), maxsplit=1)
             if name in changes:
-                raise Mistakes([Mistake(name, error.reason, place)]) from None
+                raise Mistakes([Mistake(name, error.reason, *place)]) from None
             raise self.refused("invalid", fault=error) from None
         return [] if made is None else [made]
 

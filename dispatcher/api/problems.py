@@ -168,7 +168,7 @@ def pointer_of(field: str, prefix: str = "") -> str:
         return f"#{prefix}"
     if entry := _ENTRY.fullmatch(field):
         steps = [step for step in entry.groups() if step]
-    else:  # the name of a header, or of an unknown field, can contain dots
-        steps = ["headers", field.removeprefix("headers.")] if field.startswith("headers.") else [field]
+    else:  # the name of a header, a key of metadata, or the name of an unknown field can contain dots
+        steps = field.split(".", 1) if field.startswith(("headers.", "metadata.")) else [field]
     escaped = (step.replace("~", "~0").replace("/", "~1") for step in steps)  # RFC 6901, section 3
     return "#" + prefix + "".join("/" + quote(step, safe="!$&'()*+,;=:@?-._~") for step in escaped)

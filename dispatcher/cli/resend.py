@@ -13,7 +13,7 @@ from dispatcher.cli import face
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import confirm
-from dispatcher.cli.output import print_json, say
+from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import one_session
 from dispatcher.domain.email_history import Resent
 
@@ -42,7 +42,7 @@ def _resend(*, email_id: str, actor: str | None, as_json: bool, **given: Any) ->
     if as_json:
         print_json(made)
     else:
-        say(f"{made.describe()}.")
+        print_data(f"{made.describe()}.")
     return Exit.DONE
 
 
