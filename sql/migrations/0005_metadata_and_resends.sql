@@ -2,8 +2,10 @@
 -- written once and read where metadata is shown: an email_log row would copy them at each change of status.
 alter table email_content add column metadata jsonb;
 comment on column email_content.metadata is 'Texts by key; null: none. Deleted together with the content.';
--- Contains only emails with metadata, so other inserts do not write it.
-create index email_content_metadata on email_content using gin (metadata jsonb_path_ops) where metadata is not null;
+-- Contains only emails with metadata, so other inserts do not write it. The list of pending entries is short: a search reads
+-- all of it, and an insert that fills it waits until it is empty.
+create index email_content_metadata on email_content using gin (metadata jsonb_path_ops)
+    with (gin_pending_list_limit = 256) where metadata is not null;
 
 -- The newest `most` emails, between two ids, whose metadata contains `wanted`. Reads in windows that double, as
 -- find_recipients does: a rare value is found with the index, and a frequent one in the first windows.
