@@ -165,6 +165,7 @@ async def test_what_cannot_be_resent_is_refused_and_changes_nothing(desk: Desk) 
         ("invalid-body", "#/to/1"): {"to": ["ann@example.org", "bob"]},
         ("invalid-body", "#/headers/From"): {"headers": {"From": "x"}},
         ("invalid-body", "#/headers"): {"headers": ["x"]},
+        ("invalid-body", "#/headers/X-A"): {"headers": {"X-A": 1}},
         ("email-not-allowed", "#/headers/Sensitivity"): {"headers": {"Sensitivity": "private"}},
     }
     for (code, pointer), fields in wrong.items():
@@ -174,6 +175,12 @@ async def test_what_cannot_be_resent_is_refused_and_changes_nothing(desk: Desk) 
     assert (await desk.over_http(token=bare)).code == "insufficient-scope"
     assert (await desk.over_http(token=limited)).code == "sender-forbidden"
     assert (await desk.over_http(token=foreign)).code == "not-found"
+    browser = Browser(desk.api)
+    await browser.sign_in(limited)
+    await browser.get(f"/ops/emails/{desk.email_id}/resend")
+    page = await browser.submit(f"/emails/{desk.email_id}/resend", reason="typo")
+    assert page.status == 409
+    assert "is an address that this key may not send from" in text_of(page)
     states = {
         "status = 'waiting', wait_until = now() + interval '1 day'": "The email is waiting",
         "status = 'cancelled', wait_until = null, expires_at = now()": "it has expired",

@@ -13,6 +13,7 @@ from dispatcher.actions.action import Change, Mistake, Mistakes, Reach, Refusal,
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_history import Resent
 from dispatcher.domain.kinds import EMAIL_ID, FLAG, TENANT, Kind, many, text
+from dispatcher.domain.message import FIELDS
 from dispatcher.domain.status import FINISHED
 from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidEmail
@@ -29,25 +30,20 @@ def _headers(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _checked(value: Any) -> dict[str, str]:
+def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError
-    return {rules.line("headers", name): rules.line("headers", text) for name, text in value.items()}
+    return value  # the copy checks the headers
 
 
+_KINDS: Final = {each.name: each.kind for each in FIELDS}
 ADDRESS: Final = text(1_000, rule="must be an address", metavar="ADDRESS")
 RECIPIENTS: Final = replace(many(ADDRESS, rules.MAX_RECIPIENTS, "addresses"), parse=_lines)
-SUBJECT: Final = Kind(
-    "must be a line of text", {"type": "string", "maxLength": rules.MAX_LINE_CHARACTERS}, partial(rules.line, "subject")
-)
+SUBJECT: Final = Kind("must be a line of text", _KINDS["subject"].schema, partial(rules.line, "subject"))
 HEADERS: Final[Kind[Mapping[str, str]]] = Kind(
     "must be headers such as `X-Campaign: spring`",
-    {
-        "type": "object",
-        "maxProperties": rules.MAX_HEADERS,
-        "additionalProperties": {"type": "string", "maxLength": rules.MAX_LINE_CHARACTERS},
-    },
-    _checked,
+    _KINDS["headers"].schema,
+    _object,
     _headers,
     "NAME:VALUE",
 )

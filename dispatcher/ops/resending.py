@@ -3,13 +3,12 @@ links both, and adds the audit record."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
-
-import orjson
 
 from dispatcher.config import Settings
 from dispatcher.domain.email import Email
@@ -154,7 +153,7 @@ def _copy(
 
 def copied_key(message_key: str, email_id: UUID, changed: Mapping[str, Any]) -> str:
     """The message key of a copy: the same for the same email and the same changes."""
-    mark = sha256(orjson.dumps([str(email_id), changed], option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+    mark = sha256(json.dumps([str(email_id), changed], sort_keys=True).encode()).hexdigest()[:16]
     end = f":resend-{mark}"
     return message_key[: MAX_KEY_CHARACTERS - len(end)] + end
 
