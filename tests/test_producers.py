@@ -286,7 +286,13 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"sender": "any@Sub.example.com", "to": ["Ann <ann@exämple.org>", "b@x.example"], "bcc": "{o'neil}@x.example"},
     {"sender": "otp@example.com", "lane": "normal", "tenant_id": "NULL", "correlation_id": '{"}', "subject": ""},
     {"sender": "S <s@sub.example.com>", "html": "<p>é</p>\n", "headers": {"X-One": 'a,b;c="d"'}},
-    {"tags": ["{}", '"', "\\"], "on_uncertain": "resend", "ignore_suppression": True, "expires_at": NEXT_YEAR},
+    {
+        "tags": ["{}", '"', "\\"],
+        "metadata": {"a": '{}"\\'},
+        "on_uncertain": "resend",
+        "ignore_suppression": True,
+        "expires_at": NEXT_YEAR,
+    },
     {"send_at": NEXT_YEAR, "attachments": [FILE]},
     {"template_id": "t-1", "template_data": {"a": {"b": ["\n", None]}}, "text": None, "subject": ""},
 )

@@ -291,8 +291,8 @@ class Action(Generic[R_co]):
             raise TypeError(f"{type(self).__name__} has no {', '.join(values)}")
 
     @classmethod
-    def subject(cls) -> str:
-        """The subject: `tenants`."""
+    def noun(cls) -> str:
+        """What the action is about: `tenants`."""
         return cls.name.partition(" ")[0]
 
     @classmethod
@@ -442,6 +442,7 @@ class Change(Action[R_co]):
         has_dry_run: Whether the command needs a reason only without `--dry-run`. HTTP then always needs one.
         statuses: The statuses in which the page of an email offers the change.
         on_one: What the change does to this email.
+        asks: The fields for which this page asks, besides the reason; by default `one_of`.
         is_final: Whether it cannot be undone, or may send the email twice.
     """
 
@@ -449,6 +450,7 @@ class Change(Action[R_co]):
     has_dry_run: ClassVar[bool] = False
     statuses: ClassVar[frozenset[Status]] = frozenset()
     on_one: ClassVar[str] = ""
+    asks: ClassVar[tuple[str, ...]] = ()
     is_final: ClassVar[bool] = False
     reason: str = field(REASON, "The reason, for the audit log: a few words, without addresses.", default="")
 
@@ -462,8 +464,8 @@ def document(action: type[Action[Any]], result: Any) -> Any:
     """A result as the JSON document that HTTP and `--json` show: a row, or the rows under the subject's name."""
     if isinstance(result, Page):
         more = {name: getattr(result, name) for name in result.__match_args__[1:]}
-        return {action.plural or action.subject(): result.rows, **more}
-    return {action.plural or action.subject(): result} if action.is_list else result
+        return {action.plural or action.noun(): result.rows, **more}
+    return {action.plural or action.noun(): result} if action.is_list else result
 
 
 def read(

@@ -21,7 +21,7 @@ from dispatcher.domain.failures import (
     Replay,
     Selection,
 )
-from dispatcher.domain.kinds import AGE, EMAIL_IDS, FILTER_TEXT, FLAG, TENANT, Kind, number, one_of, whole
+from dispatcher.domain.kinds import AGE, EMAIL_IDS, FILTER_TEXT, FLAG, METADATA, TENANT, Kind, number, one_of, whole
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
@@ -75,6 +75,9 @@ class FailureFilter(Action[R], reach=Reach.ANY_TENANT):
         FILTER_TEXT, "Only emails whose last error contains this text; case does not matter.", default=None
     )
     tag: str | None = field(FILTER_TEXT, "Only emails with this tag whose content is not deleted yet.", default=None)
+    metadata: str | None = field(
+        METADATA, "Only emails with this metadata, such as order=4711, whose content is not deleted yet.", default=None
+    )
     older_than_seconds: float | None = field(AGE, "Only emails enqueued longer ago than this.", default=None)
     newer_than_seconds: float | None = field(AGE, "Only emails enqueued more recently than this.", default=None)
 

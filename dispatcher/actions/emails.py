@@ -10,7 +10,7 @@ from uuid import UUID
 from dispatcher.actions.action import Mistake, Mistakes, Page, Paged, Reach, field
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.event import DELIVERY_FILTERS
-from dispatcher.domain.kinds import FILTER_TEXT, SINCE, TENANT, Kind, Wrong, cursor_text, one_of, whole
+from dispatcher.domain.kinds import FILTER_TEXT, METADATA, SINCE, TENANT, Kind, Wrong, cursor_text, one_of, whole
 from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
@@ -77,7 +77,8 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
 
     `recipient` (--to) and `domain` compare keyed hashes of the recipients. These hashes are kept as long as the email's
     row. There is one exception: if the email has `erase_after_sending`, the hashes are erased together with the
-    content. The sender and the tags of every email are deleted together with its content: by default, after 30 days.
+    content. The sender, the tags and the metadata of every email are deleted together with its content: by default,
+    after 30 days.
 
     For each page, the search reads a limited number of emails. If it reaches this limit before it has found `limit`
     emails, the page ends early or is empty, and `was_cut` is true. The list ends when `next` is null.
@@ -111,6 +112,9 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         option="--from",
     )
     tag: str | None = field(FILTER_TEXT, "Only emails with this tag whose content is not deleted yet.", default=None)
+    metadata: str | None = field(
+        METADATA, "Only emails with this metadata, such as order=4711, whose content is not deleted yet.", default=None
+    )
     status: Status | None = field(one_of(Status), "Only emails with this status.", default=None)
     delivery: str | None = field(
         DELIVERY,
@@ -143,6 +147,7 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         "find --to ann@example.org --tag receipt --since 7d",
         "find --domain example.org --status failed --since 1h",
         "find --delivery bounced --tenant shop --since 7d",
+        "find --metadata order=4711",
         "find --to +4915112345678",
         "find --from @shop.example --provider ses --until 2026-11-24T18:00:00+01:00",
         "find --to ann@example.org --json | jq -r '.emails[].id'",

@@ -28,6 +28,7 @@ class FeedData:
     tenant_id: str
     message_key: str
     correlation_id: str | None
+    metadata: Mapping[str, str] | None
     provider: str | None
     reason: str | None
     code: str | None

@@ -24,7 +24,7 @@ _LIST: Final = "`dispatcher pause list` lists what is paused."
 
 class _AboutPauses(Action[Any]):
     @classmethod
-    def subject(cls) -> str:
+    def noun(cls) -> str:
         return "pauses"
 
     @classmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from dispatcher.actions.action import Action, Change, Paged, Reach, Refused
@@ -15,6 +15,9 @@ from dispatcher.domain.values import dataclass
 from dispatcher.errors import StoreBusy
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
+
+if TYPE_CHECKING:
+    from dispatcher.domain.message import Message
 
 R = TypeVar("R")
 
@@ -38,6 +41,7 @@ class Who:
         tenant_id: The only tenant that this actor sees; None: all.
         scopes: What the actor may do; None: everything.
         sees_content: Whether lists show senders, recipients and subjects.
+        admit: Raises an error if the actor may not enqueue an email; None: the actor may.
     """
 
     face: Face
@@ -45,6 +49,7 @@ class Who:
     tenant_id: str | None = None
     scopes: frozenset[Scope] | None = None
     sees_content: bool = False
+    admit: Callable[[Message], Awaitable[None]] | None = None
 
 
 _UNNAMED: Final[dict[tuple[Face, Reach], str | None]] = {
@@ -119,7 +124,7 @@ async def run(source: Source, action: Action[R], who: Who, settings: object = No
         from dispatcher.ops.acts import Act  # here, because a list needs no scrubbing
 
         act = Act.of(who.actor, action.reason or f"dispatcher {action.name}")
-        parameters |= {"actor": act.actor, "reason": act.reason}
+        parameters |= {"actor": act.actor, "reason": act.reason, "admit": who.admit}
     if isinstance(action, Paged):
         parameters |= action.position()
     rows = await action.run(source, {**parameters, **await action.prepare(source, settings)})

@@ -9,7 +9,7 @@ from dispatcher.actions.action import field
 from dispatcher.actions.batch import Batch, Verdict
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_DAYS_AHEAD
-from dispatcher.domain.kinds import AGE, FILTER_TEXT, FLAG, SEND_AT, one_of, seconds
+from dispatcher.domain.kinds import AGE, FILTER_TEXT, FLAG, METADATA, SEND_AT, one_of, seconds
 from dispatcher.domain.status import Status
 
 SEND_IN: Final = seconds(0, MAX_DAYS_AHEAD * 86_400)
@@ -24,11 +24,15 @@ class Unsent(Batch):
     lane: str | None = field(FILTER_TEXT, "Only emails of this lane.", default=None)
     correlation_id: str | None = field(FILTER_TEXT, "Only emails with this correlation id.", default=None)
     tag: str | None = field(FILTER_TEXT, "Only emails with this tag.", default=None)
+    metadata: str | None = field(METADATA, "Only emails with this metadata, such as order=4711.", default=None)
     channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
     older_than_seconds: float | None = field(AGE, "Only emails enqueued longer ago than this.", default=None)
     newer_than_seconds: float | None = field(AGE, "Only emails enqueued more recently than this.", default=None)
 
-    filters = ("status", "lane", "correlation_id", "tag", "channel", "older_than_seconds", "newer_than_seconds")
+    filters = (
+        *("status", "lane", "correlation_id", "tag", "metadata", "channel"),
+        *("older_than_seconds", "newer_than_seconds"),
+    )
     count, find = "count_unsent", "find_unsent_ids"
     others = "not pending or waiting"
     one_scopes = (Scope.SEND,)

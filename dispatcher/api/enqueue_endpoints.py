@@ -25,6 +25,7 @@ from dispatcher.api.validation import (
     EmailValidator,
     batch_items,
     idempotency_key,
+    quota_exceeded,
     require_enqueued,
     require_key,
 )
@@ -252,11 +253,7 @@ class EnqueueEndpoints:
         if isinstance(reservation, QuotaExhausted):
             known = await self.store.find(drafts)
             if any(known.get(item.key) != item.payload_hash for item in drafts):
-                detail = (
-                    "The request has more recipients than the API key may still use today (UTC). The next day begins "
-                    f"in {reservation.retry_after:,} s."
-                )
-                raise Problem("quota-exceeded", detail, retry_after=reservation.retry_after)
+                raise quota_exceeded(reservation)
             return await self.batcher.submit(drafts)
         answers = await self.batcher.submit(drafts)
         unused = sum(

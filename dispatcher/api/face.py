@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar, Final, get_args, get_type_hints
 
 import msgspec
@@ -35,6 +36,7 @@ from dispatcher.api.operation import (
     reference,
 )
 from dispatcher.api.problems import FieldError, Problem, pointer_of
+from dispatcher.api.validation import admit
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 from dispatcher.store.statements import Source
@@ -120,15 +122,16 @@ class ActionEndpoints:
     ) -> Response:
         in_path = {name: str(value) for name, value in request.path_params.items()}
         location = "parameter" if request.method == "GET" else "pointer"
+        actor = replace(who(caller), admit=partial(admit, self.access, self.settings, caller))
         with problems(location, in_path):
             needs_reason = issubclass(action, Change) and action.needs_reason_over_http()
             asked = read(action, given, {**texts, **in_path}, is_reason_required=needs_reason)
             if isinstance(asked, Paged):  # not on the few sessions that changes wait for
                 async with self.lists.turn(caller.share):
-                    result = await run(self.readers, asked, who(caller), self.settings)
+                    result = await run(self.readers, asked, actor, self.settings)
             else:
                 async with self.sessions.of(caller.share) as connection:
-                    result = await run(connection, asked, who(caller), self.settings)
+                    result = await run(connection, asked, actor, self.settings)
         return self.answer(asked, caller, result)
 
     def answer(self, asked: Action[Any], caller: Caller, result: Any) -> Response:
@@ -238,7 +241,7 @@ def schemas() -> dict[str, Any]:
     found = row_schemas(each.row for each in actions)
     for action in actions:
         if action.is_list:
-            rows = {action.plural or action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
+            rows = {action.plural or action.noun(): {"type": "array", "items": reference(action.row.__name__)}}
             page = row_schemas([action.page_type])[action.page_type.__name__]["properties"] if action.key else {}
             found[_plural(action)] = object_schema(rows | {name: page[name] for name in page if name != "rows"})
         if not action.http.startswith("GET"):

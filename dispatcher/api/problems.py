@@ -54,6 +54,8 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "request-timeout": ProblemType(408, "The request did not arrive in time."),
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
         "too-late": ProblemType(409, "The email can no longer be cancelled or rescheduled."),
+        "not-resendable": ProblemType(409, "The email cannot be resent."),
+        "may-repeat": ProblemType(409, "The email may have arrived, so a copy may repeat it."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
         "webhook-exists": ProblemType(409, "The tenant already has a webhook with this URL."),
         "too-many-webhooks": ProblemType(409, "The tenant already has the maximum number of webhooks."),
@@ -167,7 +169,7 @@ def pointer_of(field: str, prefix: str = "") -> str:
         return f"#{prefix}"
     if entry := _ENTRY.fullmatch(field):
         steps = [step for step in entry.groups() if step]
-    else:  # the name of a header, or of an unknown field, can contain dots
-        steps = ["headers", field.removeprefix("headers.")] if field.startswith("headers.") else [field]
+    else:  # the name of a header, a key of metadata, or the name of an unknown field can contain dots
+        steps = field.split(".", 1) if field.startswith(("headers.", "metadata.")) else [field]
     escaped = (step.replace("~", "~0").replace("/", "~1") for step in steps)  # RFC 6901, section 3
     return "#" + prefix + "".join("/" + quote(step, safe="!$&'()*+,;=:@?-._~") for step in escaped)

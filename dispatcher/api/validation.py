@@ -10,14 +10,17 @@ from typing import Final, assert_never
 
 from starlette.requests import Request
 
-from dispatcher.api.access import Caller
+from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.insert_batcher import InsertResult
 from dispatcher.api.policy import Policy
 from dispatcher.api.problems import FieldError, Problem, pointer_of
+from dispatcher.api.quotas import QuotaExhausted
+from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.capabilities import Capabilities, recipients_of
 from dispatcher.domain.email import Email
 from dispatcher.domain.lanes import DEFAULT_LANES
+from dispatcher.domain.message import Message
 from dispatcher.domain.mistakes import MAX_MISTAKES, all_mistakes
 from dispatcher.domain.sms import Sms, message_from_json
 from dispatcher.domain.text import MAX_KEY_CHARACTERS, shown, unknown_fault
@@ -124,6 +127,29 @@ class EmailValidator:
 
 def _refusal(found: Iterable[InvalidEmail], prefix: str, code: str = "invalid-email") -> Problem:
     return Problem(code, errors=[FieldError("pointer", pointer_of(each.field, prefix), each.reason) for each in found])
+
+
+async def admit(access: AccessControl, settings: Settings, caller: Caller, email: Message) -> None:
+    """Checks what a caller may enqueue, for an email that an action makes, and takes its recipients from the quota of
+    the caller's key. Raises the problem."""
+    if caller.key is not None and Scope.SEND not in caller.key.scopes:
+        raise Problem("insufficient-scope", f"Use a key that also has the scope {Scope.SEND}.")
+    caller.check_sender(email.sender)
+    if email.ignore_suppression:
+        caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression")
+    if faults := list(islice(Policy(settings).faults(email), MAX_MISTAKES)):
+        raise _refusal(faults, "", "email-not-allowed")
+    reservation = await access.quotas.reserve(caller.key, recipients_of(email))
+    if isinstance(reservation, QuotaExhausted):
+        raise quota_exceeded(reservation)
+
+
+def quota_exceeded(found: QuotaExhausted) -> Problem:
+    detail = (
+        "The request has more recipients than the API key may still use today (UTC). The next day begins "
+        f"in {found.retry_after:,} s."
+    )
+    return Problem("quota-exceeded", detail, retry_after=found.retry_after)
 
 
 def batch_items(document: object) -> Sequence[object]:

@@ -38,6 +38,7 @@ _NAMES: Final = {
     "tenant_id": "tenant",
 }
 """The options that are not named as their field."""
+_SEPARATORS: Final = {":": "colon", "=": "equals sign"}
 _TYPES: Final = {
     "attachments": click.Path(exists=True, dir_okay=False, path_type=Path),
     "send_at": Instant(),
@@ -72,7 +73,7 @@ def _options() -> Iterator[click.Parameter]:
 def _option(field: Stated) -> click.Option:
     names = Email.by_json_name
     about = re.sub(r"`(\w+)`", lambda found: _flag(found[1]) if found[1] in names else found[0], field.about)
-    schema, is_list = field.kind.schema, field.default == () or field.name == "headers"
+    schema, is_list = field.kind.schema, field.default == () or field.name in ("headers", "metadata")
     choice = click.Choice(schema["enum"]) if "enum" in schema else None
     is_flag = schema.get("type") == "boolean"
     return click.Option(
@@ -184,12 +185,13 @@ def _message(options: dict[str, Any], kind: type[Email | Sms]) -> Email | Sms:
     known_lane(options["lane"], "--lane")
     options |= {name: _body(name, options) for name in ("text", "html")} | _times(options)
     given = {each.name: options[each.name] for each in FIELDS if options[each.name] not in (None, (), False)}
+    given["metadata"] = _pairs("--metadata", options["metadata"], "=", "order=4711")
     if kind is Sms:
         given["to"] = options["to"][0]
     else:
         given |= {
             "to": options["to"],
-            "headers": _headers(options["headers"]),
+            "headers": _pairs("--header", options["headers"], ":", "X-Campaign: spring"),
             "attachments": [_attachment(path) for path in options["attachments"]],
             "template_data": _template_data(options["template_data"]),
             "allowed_headers": read_settings().allowed_provider_headers,
@@ -262,16 +264,18 @@ def _template_data(given: str | None) -> Any:
         raise click.UsageError(f"--template-data is not JSON ({error.msg}, character {error.pos + 1}).") from None
 
 
-def _headers(given: tuple[str, ...]) -> dict[str, str]:
-    headers: dict[str, str] = {}
+def _pairs(option: str, given: tuple[str, ...], separator: str, example: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for text in given:
-        name, colon, value = text.partition(":")
-        if not colon:
-            raise click.UsageError(f"--header {text!r} has no colon. For example, write 'X-Campaign: spring'.")
-        if name.strip() in headers:
-            raise click.UsageError(f"--header {name.strip()} is given twice.")
-        headers[name.strip()] = value.strip()
-    return headers
+        name, found, value = text.partition(separator)
+        if not found:
+            raise click.UsageError(
+                f"{option} {text!r} has no {_SEPARATORS[separator]}. For example, write {example!r}."
+            )
+        if name.strip() in pairs:
+            raise click.UsageError(f"{option} {name.strip()} is given twice.")
+        pairs[name.strip()] = value.strip()
+    return pairs
 
 
 def _attachment(path: Path) -> Attachment:

@@ -119,7 +119,7 @@ def _print_csv(action: type[Paged[Any]], given: dict[str, Any]) -> int:
                 is_read = print_data(csv_text(names, page.rows, has_head=False).rstrip())
 
     with in_words(action):
-        run_with_session(action.subject(), print_pages, settings)
+        run_with_session(action.noun(), print_pages, settings)
     return Exit.DONE
 
 
@@ -138,9 +138,9 @@ def option(action: type[Action[Any]], field: Field) -> click.Option:
         [field.flag, field.name],
         type=kind,
         metavar=metavar,
-        help=field.help + (" Repeatable." if field.kind.is_list else ""),
+        help=field.help + (" Repeatable." if field.kind.has_lines else ""),
         required=is_required,
-        multiple=field.kind.is_list,
+        multiple=field.kind.has_lines,
     )
 
 
@@ -165,7 +165,7 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
 
     with in_words(action):
         asked.check(settings)  # before the connection
-        result, nothing = run_with_session(action.subject(), act, settings)
+        result, nothing = run_with_session(action.noun(), act, settings)
     if as_json:
         print_json(document(action, result))
     elif action.is_list or not issubclass(action, Change):
@@ -187,8 +187,9 @@ def read_options(action: type[A], given: Mapping[str, Any]) -> A:
         for name, each in action.fields.items()
         if name in given and each.kind.is_list and isinstance(given[name], tuple)
     }
+    texts = {name: "\n".join(each) if isinstance(each, tuple) else each for name, each in given.items()}
     with in_words(action):
-        return read(action, lists, {name: "true" if text is True else text for name, text in given.items()})
+        return read(action, lists, {name: "true" if text is True else text for name, text in texts.items()})
 
 
 @contextmanager

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "status": ("status:command", "Count emails by status, and messages by queue."),
     "cancel": ("actions.unsent", "Cancel emails that are not sent yet."),
     "reschedule": ("actions.unsent", "Change the send time of emails that are not sent yet."),
+    "resend": ("resend:command", "Enqueue a corrected copy of a finished email."),
     "lanes": ("actions.lanes", "List lanes; set their shares, policies and senders."),
     "tenants": ("actions.tenants", "List and set the rates and shares of tenants."),
     "domains": ("actions.domains", "Limit the emails that the provider smtp sends to a recipient domain."),

@@ -134,7 +134,7 @@ def _show(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> None
     from dispatcher.domain.email_history import columns, facts
 
     waits = {} if story.waiting is None else {"waits": _wait(story.waiting)}
-    _show_fields(facts(story.email) | waits)
+    _show_fields({**facts(story.email), "metadata": story.metadata, **waits})
     tables = {heading: [asdict(each) for each in rows] for heading, rows in story.tables.items()}
     if messages is not None:
         tables["on the DLQ"] = [_message(each) for each in messages]

@@ -66,6 +66,7 @@ class Filters(TypedDict, total=False):
     Attributes:
         recipient: An address in to, cc or bcc.
         sender: An address, or a domain such as `@example.com`.
+        metadata: A key and its value, such as `order=4711`.
         created_from: Only emails that were created at this time or later; `created_before`: only before. Both need a
             time zone.
         after: The `next` of the previous page.
@@ -76,6 +77,7 @@ class Filters(TypedDict, total=False):
     domain: str
     sender: str
     tag: str
+    metadata: str
     status: Status
     delivery: str
     error_type: Reason
@@ -227,7 +229,7 @@ def call_of(action: Action[T]) -> ApiCall[T]:
         if not action.is_list:
             return msgspec.json.decode(response.body, type=action.row)
         whole = orjson.loads(response.body)
-        rows = msgspec.convert(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
+        rows = msgspec.convert(whole[action.plural or action.noun()], type=list[action.row])  # type: ignore[name-defined]
         return replace(msgspec.convert({**whole, "rows": []}, type=action.page_type), rows=rows) if action.key else rows
 
     method, path = action.http_post().split()

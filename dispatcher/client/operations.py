@@ -31,6 +31,7 @@ from dispatcher.actions.pauses import (
     ResumeProvider,
     ResumeTenant,
 )
+from dispatcher.actions.resend import Resend
 from dispatcher.actions.suppressions import AddSuppressions, ListSuppressions, RemoveSuppressions
 from dispatcher.actions.tenants import ListTenants, SetTenant, UnsetTenant
 from dispatcher.actions.unsent import Cancel, Reschedule
@@ -109,6 +110,7 @@ class Operations:
     cancel_emails = _of(Cancel)
     reschedule = Method(calls.reschedule)
     reschedule_emails = _of(Reschedule)
+    resend = _of(Resend)
     confirm = Method(calls.confirm)
     confirm_emails = _of(Confirm)
     release = Method(calls.release)

@@ -45,6 +45,7 @@ class Email(Message):
         headers: Mapping[str, str] = rules.NO_HEADERS,
         attachments: Sequence[Attachment] = (),
         tags: Sequence[str] = (),
+        metadata: Mapping[str, str] = rules.NO_METADATA,
         tenant_id: str = DEFAULT_TENANT,
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
@@ -127,6 +128,8 @@ class Email(Message):
             parts += ["expires_at", instant_text(self.expires_at)]
         if self.lane is not None:
             parts += ["lane", self.lane]
+        if self.metadata:
+            parts += self.metadata_parts()
         return sha256((text + _with_lengths(parts)).encode()).digest()
 
 

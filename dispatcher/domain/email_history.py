@@ -88,6 +88,8 @@ class EmailRow:
     dead_lettered_at: datetime | None
     dead_letter_discarded_at: datetime | None
     recipient_outcomes: Mapping[str, str | None] | None
+    resent_from: UUID | None
+    resent_as: Sequence[UUID] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,26 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Resent:
+    """A copy of an email (see the action `resend`).
+
+    Attributes:
+        id: The id of the copy.
+        is_known: Whether an earlier call made the copy.
+    """
+
+    id: UUID
+    message_key: str
+    resent_from: UUID
+    is_known: bool
+
+    def describe(self) -> str:
+        """The copy in words."""
+        known = "was enqueued before" if self.is_known else "is enqueued"
+        return f"The copy {known}: email {self.id}, message key {self.message_key}"
+
+
+@dataclass(frozen=True, slots=True)
 class WaitStatus:
     """Why an email is not sent yet.
 
@@ -194,10 +216,13 @@ class EmailStatus(ListedEmail):
     Attributes:
         delivered_recipients: The recipients who have an email that was delivered in part, by the same numbers as in
             `refused_recipients`: `1-2, 5`. None if the email is sent, or if nobody has it.
+        resent_from: The email of which this one is a copy (see `resend`); `resent_as`: the copies of this email.
         waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
     """
 
     delivered_recipients: str | None = None
+    resent_from: UUID | None = None
+    resent_as: Sequence[UUID] | None = None
     waiting: WaitStatus | None = None
     attempts: Sequence[Attempt] = ()
     events: Sequence[ProviderEvent] = ()

@@ -21,7 +21,9 @@ from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.text import (
     MAX_KEY_CHARACTERS,
+    MAX_METADATA_CHARACTERS,
     MAX_TENANT_CHARACTERS,
+    METADATA_KEY_PATTERN,
     TENANT_PATTERN,
     body_fault,
     header_fault,
@@ -51,11 +53,14 @@ MAX_TAGS: Final = 10
 """SendGrid's limit for categories."""
 MAX_TAG_CHARACTERS: Final = 100
 """Below SendGrid's limit of 255, and long enough for a readable name."""
+MAX_METADATA: Final = 20
+"""The most keys of metadata. Lists, the feed and webhooks repeat the metadata of an email, so it is small."""
 MAX_DAYS_AHEAD: Final = 366
 """How far ahead send_at and expires_at may be. A later time is usually a mistake, such as milliseconds instead of
 seconds."""
 
 NO_HEADERS: Final = MappingProxyType[str, str]({})
+NO_METADATA: Final = MappingProxyType[str, str]({})
 _MAX_CACHED_CHARACTERS: Final = 200
 _TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -274,6 +279,21 @@ def tags(field: str, value: object) -> tuple[str, ...]:
     if len(set(kept)) != len(kept):
         raise InvalidEmail(field, "contains the same tag twice")
     return kept
+
+
+def metadata(field: str, value: object) -> Mapping[str, str]:
+    """Keys and their values, read-only. A key has no `=`, so a filter can write a pair as `order=4711`."""
+    if not isinstance(value, Mapping):
+        raise InvalidEmail(field, "must be an object whose values are strings")
+    if len(value) > MAX_METADATA:
+        raise InvalidEmail(field, f"has more than {MAX_METADATA} keys")
+    kept: dict[str, str] = {}
+    for name, text in value.items():
+        within = f"{field}.{shown(name)}"
+        if not isinstance(name, str) or not re.fullmatch(METADATA_KEY_PATTERN, name):
+            raise InvalidEmail(within, "is not a key of metadata; use 1 to 64 ASCII letters, digits and _ . -")
+        kept[string(within, name)] = key(within, text, MAX_METADATA_CHARACTERS)
+    return MappingProxyType(kept)
 
 
 def _sequence(field: str, value: object, most: int) -> Sequence[object]:

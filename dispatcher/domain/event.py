@@ -238,7 +238,7 @@ class OutgoingEvent:
     `event_id` is the same in each delivery, so that a receiver can ignore repetitions. `reason` is a
     `domain.outcome.Reason`, `code` the status code of the provider or the recipient's server, `bounce` is `hard`,
     `soft` or `blocked`. `address_hash` is None if the event is about all recipients. `happened_at`, by the provider's
-    clock, is None for a change of status.
+    clock, is None for a change of status. `metadata` is None if the email has none, or its content was deleted.
     """
 
     event_id: UUID
@@ -254,6 +254,7 @@ class OutgoingEvent:
     address_hash: bytes | None
     happened_at: datetime | None
     created_at: datetime
+    metadata: Mapping[str, str] | None = None
 
     def document(self, recipients: Sequence[str] | None = None) -> dict[str, Any]:
         """The event as JSON, with these addresses: `type`, `timestamp` and `data`, according to Standard Webhooks."""
@@ -262,6 +263,7 @@ class OutgoingEvent:
             "tenant_id": self.tenant_id,
             "message_key": self.message_key,
             "correlation_id": self.correlation_id,
+            "metadata": self.metadata,
             "provider": self.provider,
             "reason": self.reason,
             "code": self.code,

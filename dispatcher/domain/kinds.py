@@ -17,7 +17,12 @@ from uuid import UUID
 
 from dispatcher.domain.controls import MAX_LIMIT, MIN_LIMIT
 from dispatcher.domain.instant import parse_instant, parse_length
-from dispatcher.domain.text import MAX_TENANT_CHARACTERS, TENANT_PATTERN
+from dispatcher.domain.text import (
+    MAX_METADATA_CHARACTERS,
+    MAX_TENANT_CHARACTERS,
+    METADATA_KEY_PATTERN,
+    TENANT_PATTERN,
+)
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import InvalidEmail
 
@@ -65,6 +70,11 @@ class Kind(Generic[T]):
     @property
     def is_list(self) -> bool:
         return self.schema.get("type") == "array"
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether a text of several lines has several values: the option of a command is repeatable."""
+        return self.schema.get("type") in ("array", "object")
 
     @property
     def is_flag(self) -> bool:
@@ -266,6 +276,12 @@ TENANT: Final = Kind(
 )
 REASON: Final = text(500, rule="must be 1 to 500 printable characters that say why")
 FILTER_TEXT: Final = text(255)
+METADATA: Final = text(
+    400,
+    rf"^{METADATA_KEY_PATTERN}=[^{_UNPRINTABLE}]{{1,{MAX_METADATA_CHARACTERS}}}$",
+    "must be a key and its value, such as order=4711",
+    "KEY=VALUE",
+)
 CURSOR_TEXT: Final = text(1000, "^[A-Za-z0-9_-]+$")
 """What every cursor is: base64url. A list refuses cursors of other lists, too."""
 LIMIT: Final = number(MIN_LIMIT, MAX_LIMIT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TypedDict
 from uuid import UUID
@@ -39,7 +39,8 @@ class ListedEmail:
         answer: The provider's answer, if the provider accepted the email.
         settled_at: When the email became failed, held or cancelled.
         send_at: Since when the email may be sent, if not since `created_at`: its schedule, or its last replay.
-        tags: None if the content was deleted.
+        tags: None if it has none, or if the content was deleted.
+        metadata: The application's own keys and values; None as for `tags`.
         recipients: The masked recipients; None if the content was deleted.
         envelope: None if the content was deleted, or if the reader's key does not have the scope `content`.
         refused_recipients: Those that the provider refused when it accepted the email, by position and code.
@@ -65,6 +66,7 @@ class ListedEmail:
     expires_at: datetime | None
     answer: str | None = None
     tags: Sequence[str] | None = None
+    metadata: Mapping[str, str] | None = None
     last_event: LastEvent | None = None
     recipients: Sequence[str] | None = None
     envelope: Envelope | None = None

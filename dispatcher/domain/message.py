@@ -30,7 +30,9 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.text import (
     DEFAULT_TENANT,
     MAX_KEY_CHARACTERS,
+    MAX_METADATA_CHARACTERS,
     MAX_TENANT_CHARACTERS,
+    METADATA_KEY_PATTERN,
     TENANT_PATTERN,
     body_fault,
     shown,
@@ -101,6 +103,18 @@ _ATTACHMENTS: Final = Kind(
 )
 _TAGS: Final = Kind(
     rules.tags, list_schema(text_schema(rules.MAX_TAG_CHARACTERS, 1), rules.MAX_TAGS, uniqueItems=True), encode=list
+)
+_METADATA: Final = Kind(
+    rules.metadata,
+    {
+        "type": "object",
+        "maxProperties": rules.MAX_METADATA,
+        "propertyNames": {"pattern": f"^{METADATA_KEY_PATTERN}$"},
+        "additionalProperties": text_schema(MAX_METADATA_CHARACTERS, 1),
+        "examples": [{"order": "4711"}],
+    },
+    encode=dict,
+    metavar="KEY=VALUE",
 )
 _POLICY: Final = Kind(rules.policy, {"type": "string", "enum": list(map(str, OnUncertain))}, encode=str)
 _FLAG: Final = Kind(rules.flag, {"type": "boolean"})
@@ -200,6 +214,12 @@ class Message:
         "Categories for the provider's statistics. `one_time_code` is not sent to the provider: it sets "
         "`erase_after_sending`.",
         (),
+    )
+    metadata: Mapping[str, str] = stated_as(
+        _METADATA,
+        "Your own keys and values, such as `order=4711`, to find the email and to recognize its events. Lists, events "
+        "and webhooks show them, so use no personal data.",
+        rules.NO_METADATA,
     )
     tenant_id: str = stated_as(
         _TENANT,
@@ -328,6 +348,11 @@ class Message:
         """The tags as PostgreSQL stores them; see `outgoing.stored_tags`."""
         return stored_tags(self.tags, is_erased=self.erase_after_sending)
 
+    def metadata_parts(self) -> list[str]:
+        """What `payload_hash` covers of the metadata; its order does not matter."""
+        pairs = sorted(self.metadata.items())
+        return ["metadata", str(len(pairs)), *(text for pair in pairs for text in pair)] if pairs else []
+
     def payload_hash(self) -> bytes:
         """A digest that shows whether a repeated message key has the same payload."""
         raise NotImplementedError
@@ -370,6 +395,7 @@ class TextMessage(Message):
         text: str,
         sender: str = "",
         tags: Sequence[str] = (),
+        metadata: Mapping[str, str] = rules.NO_METADATA,
         tenant_id: str = DEFAULT_TENANT,
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
@@ -427,5 +453,6 @@ class TextMessage(Message):
             *(str(len(self.stored_tags)), *self.stored_tags),
             *(str(self.ignore_suppression), self.lane or ""),
             *(instant_text(at) if at else "" for at in (self.send_at, self.expires_at)),
+            *self.metadata_parts(),
         ]
         return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()

@@ -59,8 +59,8 @@ explanation."""
 class EmailHistory:
     """Everything that the database has about an email. Only `content` and `envelope` are private.
 
-    `recipients` (masked), `tags`, `envelope` and `content` are None if the content was deleted; the last two also if
-    the caller did not request them. `waiting` is None unless the email is pending, waiting or sending.
+    `recipients` (masked), `tags`, `metadata`, `envelope` and `content` are None if the content was deleted; the last
+    two also if the caller did not request them. `waiting` is None unless the email is pending, waiting or sending.
     """
 
     email: EmailRow
@@ -70,6 +70,7 @@ class EmailHistory:
     replays: Sequence[ReplayOfEmail]
     recipients: Sequence[str] | None = None
     tags: Sequence[str] | None = None
+    metadata: Mapping[str, str] | None = None
     last_event: LastEvent | None = None
     envelope: Envelope | None = None
     waiting: WaitExplanation | None = None
@@ -159,7 +160,7 @@ async def find_history(
         await emails.list_acts(source, email_id),
         await emails.list_replays_of(source, email_id),
         (await masked_recipients(source, [email_id])).get(email_id),
-        *(await emails.find_details(source, [email_id])).get(email_id, (None, None)),
+        *(await emails.find_details(source, [email_id])).get(email_id, (None, None, None)),
         (await emails.find_envelopes(source, [email_id])).get(email_id) if sees_content else None,
         waiting,
         content,
@@ -239,7 +240,7 @@ def status_of(history: EmailHistory) -> EmailStatus:
         **{name: getattr(email, name) for name in EmailStatus.__match_args__ if hasattr(email, name)},
         error=email.last_error if is_error else None,
         answer=None if is_error else email.last_error,
-        **{name: getattr(history, name) for name in ("recipients", "tags", "last_event", "envelope")},
+        **{name: getattr(history, name) for name in ("recipients", "tags", "metadata", "last_event", "envelope")},
         refused_recipients=None if is_error else left_out(email.last_error),
         delivered_recipients=delivered_recipients(email.status, email.recipient_outcomes),
         waiting=None if waiting is None else WaitStatus(waiting.reason, waiting.until),

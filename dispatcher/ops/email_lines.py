@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.event import Delivery
 from dispatcher.domain.status import Status
-from dispatcher.domain.values import dataclass, replace
+from dispatcher.domain.values import dataclass, field, replace
 from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import fetch_readable, masked_recipients
 from dispatcher.store.statements import Source, fetch
@@ -47,6 +47,7 @@ class EmailLine:
     recipients: Sequence[str] = ()
     subject: str | None = None
     tags: Sequence[str] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
     sender_domain: str | None = None
 
 
@@ -68,7 +69,9 @@ async def find_lines(source: Source, email_ids: Sequence[UUID], subjects: str) -
         return []
     lines = {each.email_id: each for each in await fetch(source, "find_lines", ids_within(email_ids), into=EmailLine)}
     if recipients := await masked_recipients(source, email_ids):
-        for email_id, subject, tags, domain in await fetch_readable(source, "find_subjects", recipients.keys()):
+        for email_id, subject, tags, metadata, domain in await fetch_readable(
+            source, "find_subjects", recipients.keys()
+        ):
             lines[email_id] = replace(
                 lines[email_id],
                 recipients=recipients[email_id],
@@ -78,6 +81,7 @@ async def find_lines(source: Source, email_ids: Sequence[UUID], subjects: str) -
                 if subjects == "shown"
                 else masked(subject),
                 tags=[each for each in tags if isinstance(each, str)] if isinstance(tags, list) else (),
+                metadata=metadata if isinstance(metadata, dict) else {},
                 sender_domain=domain,
             )
     return [lines[each] for each in email_ids if each in lines]

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+import orjson
+
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.event import DELIVERY_FILTERS, TROUBLE
 from dispatcher.domain.listed_email import ListedEmail
@@ -39,6 +41,7 @@ class Start(StrEnum):
     """The filter by which a search reads emails. The other filters are applied to the emails that were read."""
 
     RECIPIENT = "recipient"
+    METADATA = "metadata"
     DOMAIN = "domain"
     CORRELATION_ID = "correlation_id"
     STATUS = "status"
@@ -107,9 +110,11 @@ async def find(
         address = normalised(Recipient.parse(asked["recipient"]).text)
         ((address_hash,),) = await fetch(source, "hash_address", {"address": address})
         recipient_domain = address.rpartition("@")[2] if "@" in address else ""
-    checks = _checks(source, asked, None if start is Start.DOMAIN else domain)
+    metadata = orjson.dumps(dict([asked["metadata"].split("=", 1)])).decode() if "metadata" in asked else None
+    is_read = start is Start.METADATA
+    checks = _checks(source, asked, None if start is Start.DOMAIN else domain, None if is_read else metadata)
     most = budget.most_checked if checks else limit
-    by_id = (Start.RECIPIENT, Start.DOMAIN, Start.DELIVERY)
+    by_id = (Start.RECIPIENT, Start.METADATA, Start.DOMAIN, Start.DELIVERY)
     examined = budget.emails if start in by_id else budget.rows
     compared = asked.keys() & {*_COLUMNS, "delivery"}
     if compared <= {start.value} - {Start.DELIVERY.value}:  # every email that the statement reads matches
@@ -121,6 +126,7 @@ async def find(
         "event_kind": TROUBLE.get(delivery),
         "address_hash": address_hash,
         "recipient_domain": recipient_domain,
+        "wanted_metadata": metadata if is_read else None,
         "below_id": min(
             _id_at(asked["created_before"]) if "created_before" in asked else _HIGHEST,
             _HIGHEST if after is None else hasher.unsealed(after, reader),
@@ -144,7 +150,7 @@ async def find(
 
 def _start(asked: Mapping[str, Any]) -> Start:
     """The filter that probably selects the fewest emails."""
-    for start in (Start.RECIPIENT, Start.CORRELATION_ID, Start.DOMAIN):
+    for start in (Start.RECIPIENT, Start.CORRELATION_ID, Start.METADATA, Start.DOMAIN):
         if start in asked:
             return start
     if asked.get("delivery") in TROUBLE:
@@ -152,13 +158,15 @@ def _start(asked: Mapping[str, Any]) -> Start:
     return Start.STATUS if asked.get("status", Status.SENT) != Status.SENT else Start.ALL
 
 
-def _checks(source: Source, asked: Mapping[str, Any], domain: str | None) -> list[Check]:
+def _checks(source: Source, asked: Mapping[str, Any], domain: str | None, metadata: str | None) -> list[Check]:
     """The filters that `find_emails` does not apply."""
     checks: list[Check] = []
     if domain is not None:
         checks.append(lambda ids: _matching(source, "find_with_domain", ids, {"domain": domain}))
     if "tag" in asked:
         checks.append(lambda ids: _matching(source, "find_with_tag", ids, {"tag": asked["tag"]}))
+    if metadata is not None:
+        checks.append(lambda ids: _matching(source, "find_with_metadata", ids, {"metadata": metadata}))
     if "sender" in asked:  # stored as given, or with the domain in Punycode; the statement compares in lower case
         recipient = Recipient.parse(asked["sender"])
         given = (f"@{recipient.text}" if recipient.is_domain else recipient.text).lower()
@@ -201,7 +209,7 @@ async def _shown(source: Source, rows: Sequence[ListedEmail], *, sees_content: b
     envelopes = await find_envelopes(source, ids) if sees_content else {}
     shown = []
     for row in rows:
-        tags, last_event = details.get(row.id, (None, None))
+        tags, metadata, last_event = details.get(row.id, (None, None, None))
         # Without an error type, the column has the provider's answer, such as `250 OK`.
         is_answer = row.error_type is None
         shown.append(
@@ -213,6 +221,7 @@ async def _shown(source: Source, rows: Sequence[ListedEmail], *, sees_content: b
                 recipients=recipients.get(row.id),
                 envelope=envelopes.get(row.id),
                 tags=tags,
+                metadata=metadata,
                 last_event=last_event,
             )
         )

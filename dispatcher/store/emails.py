@@ -71,10 +71,11 @@ async def may_lock(source: Source) -> bool: ...
 
 async def find_details(
     source: Source, email_ids: Collection[UUID]
-) -> dict[UUID, tuple[list[str] | None, LastEvent | None]]:
-    """The tags of each email, or None if the content was deleted, and its newest believed event."""
+) -> dict[UUID, tuple[list[str] | None, dict[str, str] | None, LastEvent | None]]:
+    """The tags and the metadata of each email, or None if it has none or the content was deleted, and its newest
+    believed event."""
     rows = await fetch_readable(source, "find_details", email_ids)
-    return {row[0]: (row[1], None if row[2] is None else LastEvent(row[2], row[3])) for row in rows}
+    return {row[0]: (row[1], row[2], None if row[3] is None else LastEvent(row[3], row[4])) for row in rows}
 
 
 async def find_envelopes(source: Source, email_ids: Collection[UUID]) -> dict[UUID, Envelope]:

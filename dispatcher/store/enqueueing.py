@@ -26,6 +26,7 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 _COLUMNS: Final = (
     *("email_id", "tenant_id", "message_key", "payload_hash", "on_uncertain", "correlation_id", "traceparent"),
     *("sender", "recipients", "subject", "text_body", "html_body", "template_id", "template_data", "headers", "tags"),
+    "metadata",
     *("attachment_count", "octets", "ignore_suppression", "send_at", "expires_at", "channel", "lane"),
     *("sender_address", "sender_domain"),
 )
@@ -120,6 +121,7 @@ def _row(item: Draft) -> tuple[Any, ...]:
         _json(email.template_data),
         _json(email.headers),
         _json(email.stored_tags),
+        _json(email.metadata),
         str(len(email.attachments)),
         str(octets_of(email)),
         str(email.ignore_suppression),

@@ -8,6 +8,15 @@ and (
     or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = e.email_id)
 )
 and (
+    %(metadata)s::text is null
+    or (
+        select
+            c.metadata ->> split_part(%(metadata)s, '=', 1) = substring(%(metadata)s from strpos(%(metadata)s, '=') + 1)
+        from dispatcher.email_content as c
+        where c.email_id = e.email_id
+    )
+)
+and (
     %(older_than_seconds)s::double precision is null
     or e.created_at < now() - %(older_than_seconds)s * interval '1 second'
 )

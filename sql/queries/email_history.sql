@@ -7,7 +7,7 @@ select
     was_uncertain, crash_count, on_uncertain, correlation_id, traceparent, error_type, last_error, provider,
     provider_message_id, locked_by, nullif(locked_until, 'epoch') as locked_until, created_at,
     published_at, leased_at, sent_at, settled_at, publish_due_at, dead_letter_due_at, dead_lettered_at,
-    dead_letter_discarded_at, recipient_outcomes
+    dead_letter_discarded_at, recipient_outcomes, resent_from, resent_as
 from dispatcher.email_log
 where email_id = coalesce(
         %(email_id)s::uuid,

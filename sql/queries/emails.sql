@@ -53,8 +53,8 @@ from dispatcher.email_content
 where {is_given};
 
 -- name: find_subjects
--- The subject, the tags and the sender's domain of emails. No row for an email whose content was deleted.
-select email_id, left(subject, 200), tags, rtrim(substring(sender from '@([^@]*)$'), '> ')
+-- The subject, the tags, the metadata and the sender's domain of emails. No row for an email whose content was deleted.
+select email_id, left(subject, 200), tags, metadata, rtrim(substring(sender from '@([^@]*)$'), '> ')
 from dispatcher.email_content
 where {is_given};
 
@@ -79,8 +79,9 @@ order by tenant_id
 limit 500;
 
 -- name: find_details
--- The tags of emails (null: the content was deleted), and the kind and the time of the newest event that is believed.
-select e.email_id, c.tags, v.kind, v.happened_at
+-- The tags and the metadata of emails (null: none, or the content was deleted), and the kind and the time of the newest
+-- event that is believed.
+select e.email_id, c.tags, c.metadata, v.kind, v.happened_at
 from dispatcher.email_log as e
 left join dispatcher.email_content as c
     on c.email_id = e.email_id and c.email_id between %(lowest_id)s and %(highest_id)s

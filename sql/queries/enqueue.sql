@@ -35,10 +35,11 @@ content as (
     from unnest(
         %(email_id)b::uuid[], %(sender)s::text[], %(recipients)s::jsonb[], %(subject)s::text[], %(text_body)b::text[],
         %(html_body)b::text[], %(template_id)s::text[], %(template_data)s::jsonb[], %(headers)s::jsonb[],
-        %(tags)s::jsonb[], %(attachment_count)s::integer[], %(octets)s::integer[], %(ignore_suppression)s::boolean[]
+        %(tags)s::jsonb[], %(metadata)s::jsonb[], %(attachment_count)s::integer[], %(octets)s::integer[],
+        %(ignore_suppression)s::boolean[]
     ) as c (
         email_id, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
-        attachment_count, octets, ignore_suppression
+        metadata, attachment_count, octets, ignore_suppression
     )
 ),
 recipient as (
@@ -69,8 +70,8 @@ with input (
 content as (
     select
         %(email_id)b::uuid as email_id, %(sender)s, %(recipients)s::jsonb, %(subject)s, %(text_body)s, %(html_body)s,
-        %(template_id)s, %(template_data)s::jsonb, %(headers)s::jsonb, %(tags)s::jsonb, %(attachment_count)s::integer,
-        %(octets)s::integer, %(ignore_suppression)s::boolean
+        %(template_id)s, %(template_data)s::jsonb, %(headers)s::jsonb, %(tags)s::jsonb, %(metadata)s::jsonb,
+        %(attachment_count)s::integer, %(octets)s::integer, %(ignore_suppression)s::boolean
 ),
 recipient as (
     select %(email_id)b::uuid as email_id, *
@@ -154,7 +155,7 @@ logged as (
 stored as (
     insert into dispatcher.email_content (
         email_id, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
-        attachment_count, octets, ignore_suppression
+        metadata, attachment_count, octets, ignore_suppression
     )
     select content.*
     from content

@@ -50,7 +50,7 @@ grant select on
     to {role};
 grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
-    dispatcher.find_keys, dispatcher.recipient_domains, dispatcher.find_recipients,
+    dispatcher.find_keys, dispatcher.recipient_domains, dispatcher.find_recipients, dispatcher.find_metadata,
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
     dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune,
     dispatcher.email_recipient_summarize, dispatcher.named_lock_holder, dispatcher.advisory_lock_holders,
@@ -68,7 +68,7 @@ grant select on
     dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause, dispatcher.minute_sample,
     dispatcher.alert_check, dispatcher.lane_policy, dispatcher.domain_limit
     to {role};
-grant select (email_id, tags) on dispatcher.email_content to {role};
+grant select (email_id, tags, metadata) on dispatcher.email_content to {role};
 grant select (recipients_since) on dispatcher.dispatcher_database to {role};
 grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency to {role};
 grant execute on function

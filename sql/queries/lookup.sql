@@ -51,13 +51,17 @@ with examined as (
     )
     union all
     select e.*
-    from dispatcher.find_recipients(
-        %(recipient_domain)s, %(address_hash)s, %(below_id)s, %(from_id)s, %(examined)s
-    ) as r (email_id)
+    from (
+        select dispatcher.find_recipients(
+            %(recipient_domain)s, %(address_hash)s, %(below_id)s, %(from_id)s, %(examined)s
+        )
+        union all
+        select dispatcher.find_metadata(%(wanted_metadata)s::jsonb, %(below_id)s, %(from_id)s, %(examined)s)
+    ) as f (email_id)
     cross join lateral (
         select {found_email}
         from dispatcher.email_log
-        where email_id = r.email_id
+        where email_id = f.email_id
         offset 0
     ) as e
     union all
@@ -129,6 +133,13 @@ select email_id
 from dispatcher.email_content
 where {is_given}
     and tags ? %(tag)s;
+
+-- name: find_with_metadata
+-- The given emails whose metadata contains this. Leaves out emails whose content was deleted.
+select email_id
+from dispatcher.email_content
+where {is_given}
+    and metadata @> %(metadata)s::jsonb;
 
 -- name: find_from
 -- The given emails whose sender, in lower case, is one of the given addresses or ends with one of the given domains

@@ -4,7 +4,8 @@
 -- may still commit events, which come before all events of later transactions.
 select
     made_in::text::bigint, position, is_wanted, total, event_id, kind, email_id, tenant_id, message_key, correlation_id,
-    reason, provider, code, bounce, address_hash, happened_at, created_at
+    reason, provider, code, bounce, address_hash, happened_at, created_at,
+    (select c.metadata from dispatcher.email_content as c where is_wanted and c.email_id = numbered.email_id)
 from (
     select
         slice.*, kind = any(%(kinds)s::text[]) and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s) as is_wanted,

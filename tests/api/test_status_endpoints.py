@@ -52,7 +52,7 @@ async def test_an_email_has_its_tags_times_last_event_and_only_with_the_scope_it
 ) -> None:
     reader, owner = (make_key(connection, scopes=["read", *more]) for more in ((), ("send", "content")))
     times = {"send_at": "2027-01-01T00:00:00Z", "expires_at": "2027-01-02T00:00:00Z"}
-    body = EMAIL | times | {"tags": ["receipt"], "cc": ["bob@example.org"]}
+    body = EMAIL | times | {"tags": ["receipt"], "metadata": {"order": "17"}, "cc": ["bob@example.org"]}
     email_id = (await api.post("k-1", body, token=owner)).json["id"]
     for kind, minute, doubt in (("opened", 2, None), ("bounced", 3, "impossible"), ("delivered", 1, None)):
         connection.execute(
@@ -61,17 +61,17 @@ async def test_an_email_has_its_tags_times_last_event_and_only_with_the_scope_it
             [email_id, kind.encode(), kind, "hard" if kind == "bounced" else None, doubt, minute],
         )
 
-    for path in (f"/v1/emails/{email_id}", "/v1/emails/by-key/k-1", "/v1/emails?tag=receipt"):
+    for path in (f"/v1/emails/{email_id}", "/v1/emails/by-key/k-1", "/v1/emails?tag=receipt&metadata=order=17"):
         plain, whole = [(await api.get(path, token=key)).json for key in (reader, owner)]
         seen, shown = (plain["emails"][0], whole["emails"][0]) if "emails" in plain else (plain, whole)
         assert {name: seen[name].replace("+00:00", "Z") for name in times} == times
-        assert (seen["tags"], seen["envelope"]) == (["receipt"], None)
+        assert (seen["tags"], seen["metadata"], seen["envelope"]) == (["receipt"], {"order": "17"}, None)
         assert seen["last_event"] == {"kind": "opened", "at": "2026-12-01T00:02:00+00:00"}
         envelope = {"from": EMAIL["from"], "to": EMAIL["to"], "cc": ["bob@example.org"], "bcc": []}
         assert shown == seen | {"envelope": envelope | {"subject": EMAIL["subject"]}}
     connection.execute("delete from email_content")
     erased = (await api.get(f"/v1/emails/{email_id}", token=owner)).json
-    assert (erased["tags"], erased["envelope"]) == (None, None)
+    assert (erased["tags"], erased["metadata"], erased["envelope"]) == (None, None, None)
 
 
 async def test_unknown_paths_ids_and_keys_are_not_found_and_other_methods_are_named(api: Api) -> None:
@@ -99,6 +99,7 @@ INVALID = {
     "recipient=secret%20secret@": "",
     "domain=secret%20secret@": "",
     "sender=secret%20secret@": "",
+    "metadata=order:17": "must be a key and its value, such as order=4711",
     "stat=x": "did you mean status?",
 }
 

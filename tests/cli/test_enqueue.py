@@ -50,6 +50,7 @@ def test_every_option_reaches_the_tables(storing: CommandLine, tables: Books) ->
     (storing.folder / "page.html").write_text("<p>ä</p>", encoding="utf-8")
     options = "--to bob@example.org --cc cc@example.org --bcc bcc@example.org --reply-to desk@example.com"
     options += " --html-file page.html --attach bill.pdf --header 'X-Campaign: spring: two' --tag receipts"
+    options += " --metadata order=4711 --metadata 'note=a=b c'"
     options += " --tenant acme --correlation-id request-9 --on-uncertain resend --erase-after-sending"
 
     ended = storing("enqueue", *ONE, *shlex.split(options))
@@ -62,6 +63,7 @@ def test_every_option_reaches_the_tables(storing: CommandLine, tables: Books) ->
     assert (stored["html_body"], stored["headers"]) == ("<p>ä</p>", {"X-Campaign": "spring: two"})
     assert (stored["filename"], stored["content_type"], stored["content"]) == ("bill.pdf", "application/pdf", b"%PDF")
     assert (stored["tags"], stored["tenant_id"]) == (["receipts", "one_time_code"], "acme")
+    assert stored["metadata"] == {"order": "4711", "note": "a=b c"}
     assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
     template = ("--template", "d-0c1a", "--template-data", '{"number": 17}')
     assert storing("enqueue", *ADDRESSED[2:-2], "--key", "templated", *template).code == 0
@@ -121,6 +123,7 @@ INVALID = {
         (["--text-file", "nowhere.txt"], "nowhere.txt"),
         (["--text", "a", "--text-file", "-"], "--text and --text-file are both given"),
         (["--text", "a", "--header", "no colon"], "has no colon"),
+        (["--text", "a", "--metadata", "order:1"], "has no equals sign. For example, write 'order=4711'"),
         (["--text", "a", "--header", "X-A: 1", "--header", "X-A: 2"], "X-A is given twice"),
         (["--text", "a", "--lane", "slow"], "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk"),
         (["--template", "d-0c1a", "--template-data", "{"], "--template-data is not JSON"),
@@ -132,6 +135,7 @@ INVALID = {
         (["--text", "a", "--to", "ann@@example.org"], "--to[1]: has more than one @"),
         (["--text", "a", "--from", "nobody"], "--from: has no @"),
         (["--text", "a", "--header", "From: other@example.com"], "--header.From: "),
+        (["--text", "a", "--metadata", "my order=1"], "--metadata.my order: is not a key of metadata"),
         (["--text", "a", "--template", "d-0c1a"], "--template: cannot be combined with text or html"),
         (["--text", "a", "--template-data", "{}", "--template", ""], "--template: must be"),
     ],

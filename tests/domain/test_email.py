@@ -124,6 +124,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "tags": (["t"] * 11, ["t", "t"], {}),
     "tags[1]": (["t", ""],),
     "tags[0]": (["t" * 101], ["a\nb"], [1]),
+    "metadata": (None, [("a", "1")], {str(number): "1" for number in range(21)}),
+    "metadata.a b": ({"a b": "1"},),
+    "metadata.a=b": ({"a=b": "1"},),
+    f"metadata.{'x' * 40}…": ({"x" * 65: "1"},),
+    "metadata.a": ({"a": ""}, {"a": "v" * 257}, {"a": 1}, {"a": "b\nc"}),
     "on_uncertain": (1, True, "HOLD"),
     "send_at": (
         *(LATER.replace(tzinfo=None), "2026-12-24T18:00:00Z", NOW + timedelta(days=367), END_OF_TIME, BEGIN_OF_TIME),
@@ -270,6 +275,7 @@ def test_values_at_their_limits_are_accepted() -> None:
         headers={f"X-{number:074}": "v" * rules.MAX_LINE_CHARACTERS for number in range(rules.MAX_HEADERS)},
         attachments=[Attachment("f" * 255, "a/b", bytes(rules.MAX_ATTACHMENT_OCTETS // 100))] * rules.MAX_ATTACHMENTS,
         tags=[str(number) * 100 for number in range(rules.MAX_TAGS)],
+        metadata={f"{number:064}": "ü" * 256 for number in range(rules.MAX_METADATA)},
     )
     largest = "h" * rules.MAX_BODY_OCTETS
 

@@ -44,6 +44,7 @@ FULL_DOCUMENT: dict[str, Any] = {
     "headers": {"X-Order": "17", "List-Unsubscribe": "<https://example.com/u>"},
     "attachments": [{"filename": "receipt.pdf", "content_type": "application/pdf", "content": "JVBERi0xLjc="}],
     "tags": ["receipt", "shop"],
+    "metadata": {"order": "17"},
     "correlation_id": "request-1",
     "on_uncertain": "resend",
     "erase_after_sending": True,
@@ -207,6 +208,7 @@ def digest(**fields: Any) -> str:
         ({"tags": ["a"]}, "74d55879f67e261b"),
         ({"erase_after_sending": True}, "198657cac8f07c7e"),
         ({"lane": "bulk"}, "53c7adc7d44c5ffa"),
+        ({"metadata": {}}, "15aa8370e85b272e"),
     ],
 )
 def test_hashes_equal_those_of_the_first_release(fields: dict[str, Any], beginning: str) -> None:
@@ -231,6 +233,7 @@ TEMPLATE: dict[str, Any] = {"subject": "", "text": None, "html": None, "template
         ({}, {"on_uncertain": "resend"}),
         ({}, {"to": ("ann@example.org", "Bob <bob@example.org>")}),
         ({"erase_after_sending": True}, {"tags": ["receipt", "shop", "one_time_code"]}),  # the tag of earlier releases
+        ({"metadata": {"a": "1", "b": "2"}}, {"metadata": {"b": "2", "a": "1"}}),
         (TEMPLATE, {"template_data": {"b": {"d": 3, "c": 2}, "a": 1}}),
     ],
 )
@@ -263,6 +266,8 @@ def test_everything_that_affects_the_recipient_or_the_policy_changes_the_hash() 
         *({"send_at": later} | more for more in ({}, {"expires_at": later + timedelta(hours=1)})),
         {"expires_at": later},
         {"lane": "bulk"},
+        *({"metadata": {"a": text}} for text in ("1", "2")),
+        {"metadata": {"b": "1"}},
         *(TEMPLATE | more for more in ({}, {"template_id": "d-2"}, {"template_data": {"name": "Bob"}})),
     ]
 

@@ -98,7 +98,8 @@ def test_a_text_that_no_network_takes_is_refused(text: str) -> None:
 
 def test_json_gives_an_equal_sms() -> None:
     later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-    full = sms(sender="Example", tags=["otp"], tenant_id="acme", on_uncertain="resend", lane="urgent", expires_at=later)
+    texts = {"sender": "Example", "tenant_id": "acme", "on_uncertain": "resend", "lane": "urgent"}
+    full = sms(tags=["otp"], metadata={"order": "17"}, expires_at=later, **texts)
 
     again = Sms.from_json(full.to_json())
     assert Sms.from_json({**full.to_json(), "to": list(full.to)}) == again
@@ -119,7 +120,7 @@ def test_json_that_is_no_sms_is_refused_by_the_name_of_its_field(change: dict[st
 
 @pytest.mark.parametrize(
     "change",
-    [{"text": "other"}, {"to": "+4915112345679"}, {"sender": "Shop"}, {"lane": "bulk"}, {"ignore_suppression": True}],
+    [{"text": "other"}, {"to": "+4915112345679"}, {"sender": "Shop"}, {"lane": "bulk"}, {"metadata": {"a": "1"}}],
 )
 def test_a_repeated_key_with_a_different_sms_is_a_conflict(change: dict[str, Any]) -> None:
     assert sms(**change).payload_hash() != sms().payload_hash()

@@ -120,7 +120,7 @@ async def monitor(
 async def test_an_event_arrives_signed_and_without_content(monitor: Deliverer, store: LeaseStore) -> None:
     secret, books = new_secret(), monitor.books
     await monitor.add(secret=secret)
-    email_id = books.enqueue_one(tenant_id="shop", correlation_id="order-7")
+    email_id = books.enqueue_one(tenant_id="shop", correlation_id="order-7", metadata={"order": "7"})
     (lease,) = await store.lease(books.keys([email_id]), 60)
     await store.record([result(lease, Status.FAILED, error_type="rejected_recipient", provider_code="550")])
     await_feed(books.connection)
@@ -137,6 +137,7 @@ async def test_an_event_arrives_signed_and_without_content(monitor: Deliverer, s
         "tenant_id": "shop",
         "message_key": books.key(email_id),
         "correlation_id": "order-7",
+        "metadata": {"order": "7"},
         "provider": "smtp",
         "reason": "rejected_recipient",
         "code": "550",

@@ -23,10 +23,12 @@ from tests.store.books import Books, email
 
 TODAY = datetime.now(UTC)
 SMALL = Budget(rows=5, emails=5, checked=3, most_checked=6)
+RUN = {"run": "7=b", "x": "y"}
 STARTS: list[dict[str, Any]] = [
     {"recipient": "ann@example.org"},
     {"domain": "example.org"},
     {"correlation_id": "run"},
+    {"metadata": "run=7=b"},
     {"status": Status.PENDING},
 ]
 
@@ -68,7 +70,8 @@ async def test_a_repeated_or_refused_enqueue_adds_no_recipient(books: Books) -> 
 
 
 async def test_filters_combine(desk: Desk) -> None:
-    shop = {"correlation_id": "order-17", "tags": ["receipt"], "tenant_id": "shop"}
+    metadata = {"order": "17", "note": "a=b, c"}
+    shop = {"correlation_id": "order-17", "tags": ["receipt"], "metadata": metadata, "tenant_id": "shop"}
     wanted = desk.books.enqueue_one(sender="Shop <Billing@Shop.example>", **shop)
     desk.books.connection.execute("update email_log set status = 'failed', error_type = 'refused', provider = 'ses'")
     desk.books.enqueue(3, correlation_id="order-18", tags=["receipt"], to="bob@example.net")
@@ -79,6 +82,7 @@ async def test_filters_combine(desk: Desk) -> None:
         "correlation_id": ("order-17", "order-18"),
         "sender": ("billing@shop.example", "shop@example.com"),
         "tag": ("receipt", "other"),
+        "metadata": ("note=a=b, c", "order=1"),
         "status": (Status.FAILED, Status.SENT),
         "created_from": (TODAY - day, TODAY + day),
         "created_before": (TODAY + day, TODAY - day),
@@ -108,7 +112,7 @@ async def test_filters_combine(desk: Desk) -> None:
     ids=str,
 )
 async def test_pages_continue_where_the_previous_page_ended(desk: Desk, query: dict[str, Any], budget: Budget) -> None:
-    ids = desk.books.enqueue(7, correlation_id="run", tags=["receipt"], to="ann@example.org")
+    ids = desk.books.enqueue(7, metadata=RUN, correlation_id="run", tags=["receipt"], to="ann@example.org")
     desk.books.enqueue(6, sender="x@example.net", to="bob@example.net", cc="c@example.net")
     desk.books.connection.execute(
         """
@@ -141,8 +145,8 @@ async def test_pages_continue_where_the_previous_page_ended(desk: Desk, query: d
 
 @pytest.mark.parametrize("query", STARTS, ids=str)
 async def test_a_sealed_cursor_shows_no_foreign_email(desk: Desk, query: dict[str, Any]) -> None:
-    wanted = desk.books.enqueue_one(to="ann@example.org", correlation_id="run", tenant_id="shop")
-    ids = desk.books.enqueue(12, to="ann@example.org", correlation_id="run")
+    wanted = desk.books.enqueue_one(to="ann@example.org", correlation_id="run", metadata=RUN, tenant_id="shop")
+    ids = desk.books.enqueue(12, to="ann@example.org", correlation_id="run", metadata=RUN)
     query = query | {"tenant_id": "shop"}
     look_up = partial(find, desk.session, query, limit=5, budget=SMALL)
 
@@ -159,7 +163,7 @@ async def test_a_sealed_cursor_shows_no_foreign_email(desk: Desk, query: dict[st
     assert hasher.unsealed(cursors[0], "other") not in ids
 
 
-@pytest.mark.parametrize("query", STARTS[:2], ids=str)
+@pytest.mark.parametrize("query", [*STARTS[:2], STARTS[3]], ids=str)
 async def test_pages_continue_over_weeks(desk: Desk, query: dict[str, Any]) -> None:
     """A look-up reads in windows of time. No email between two windows is left out or found twice."""
     desk.books.connection.execute(
@@ -171,6 +175,10 @@ async def test_pages_continue_over_weeks(desk: Desk, query: dict[str, Any]) -> N
         logged as (
             insert into email_log (email_id, tenant_id, message_key, status)
             select email_id, 'default', 'old-' || n, 'sent' from made
+        ),
+        stored as (
+            insert into email_content (email_id, sender, recipients, subject, metadata)
+            select email_id, 'a@example.com', '{}', '', '{"run": "7=b"}' from made
         )
         insert into email_recipient (email_id, address_hash, domain)
         select email_id, (hash_addresses(array['ann@example.org']))[1], 'example.org' from made

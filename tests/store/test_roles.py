@@ -58,7 +58,7 @@ STATEMENTS: Final[dict[str, tuple[str, ...]]] = {
         "select text_body from email_content",
         "select content from email_attachment",
     ),
-    "read the tags of an email": ("select email_id, tags from email_content",),
+    "read the tags and the metadata of an email": ("select email_id, tags, metadata from email_content",),
     "read the hash of a payload": ("select payload_hash from email_idempotency",),
     "compute the hash of an address": ("select hash_addresses(array['ann@example.org'])",),
     "read the hashes of the recipients' addresses": (

@@ -261,11 +261,12 @@ def test_an_upgrade_makes_the_indexes_and_columns_of_a_new_database(
         migrate(new)
         changes = migrate(old)
 
+    last = BASELINE[-1][0]
     assert changes == [
-        "applied migration 0004 two_tables",
-        "applied migration 0005 event_index",
+        f"applied migration {last + 1:04} two_tables",
+        f"applied migration {last + 2:04} event_index",
         "built index email_event_later",
-        "applied migration 0006 listing",
+        f"applied migration {last + 3:04} listing",
         "built index suppression_later",
     ]
     assert schema_of(empty_database_url) == schema_of(database_url)
@@ -317,9 +318,7 @@ def test_the_tables_of_the_commits_before_the_baseline_are_recorded_as_at_the_ba
         migrate(connection)
         become_later()
         record(connection, *recorded)
-        with pytest.raises(
-            SchemaError, match=r"lacks .* 0001 baseline, 0002 delivery, 0003 scopes, 0004 two_tables"
-        ) as before:
+        with pytest.raises(SchemaError, match=r"lacks .* 0001 baseline, 0002 delivery, .*, \d+ two_tables") as before:
             verify_schema(connection)
 
         changes = migrate(connection)

@@ -7,7 +7,7 @@ out of date does no harm: if the email has changed, the statement changes nothin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -18,18 +18,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.action import Change, Mistakes, read
+from dispatcher.actions.action import Change, Mistakes, Refused, read
 from dispatcher.actions.batch import LOCKED, Batch
 from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead, StopReplay, select
 from dispatcher.actions.held import Confirm, Release
+from dispatcher.actions.resend import Resend
 from dispatcher.actions.runner import Face, Who, run, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
+from dispatcher.api.access import Caller
 from dispatcher.api.ops_page.captured import FRAMING
+from dispatcher.api.ops_page.face import who
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.api.ops_page.zones import with_zone, zone_of
+from dispatcher.api.problems import Problem
+from dispatcher.api.validation import admit
 from dispatcher.domain.email_history import EmailRow, Moment, since
 from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState
 from dispatcher.domain.outcome import Reason
@@ -58,12 +63,12 @@ class Reveal(Change[None], name="reveal"):
 
 
 DECISIONS: Final[Mapping[str, type[Change[Any]]]] = {
-    each.verb(): each for each in (CreateReplay, Confirm, Release, Reschedule, Cancel, DiscardDead)
+    each.verb(): each for each in (CreateReplay, Confirm, Release, Reschedule, Cancel, Resend, DiscardDead)
 }
 """Every decision about one email by its name, in the order of the buttons."""
 _NO_CHOICE: Final[Mapping[Status, str]] = {
     Status.SENDING: "A worker has leased the email. Nothing can be decided until the attempt ends.",
-    Status.SENT: "The email is sent. Nothing is left to decide.",
+    Status.SENT: "The email is sent, and is not sent again.",
     Status.CANCELLED: "The email is cancelled, and is never sent.",
 }
 _NOT_REPLAYABLE: Final[Mapping[ItemOutcome, str]] = {
@@ -72,8 +77,9 @@ _NOT_REPLAYABLE: Final[Mapping[ItemOutcome, str]] = {
 }
 
 
-async def find_choices(session: AsyncSession, email: EmailRow) -> tuple[dict[str, str], str]:
+async def find_choices(session: AsyncSession, history: EmailHistory) -> tuple[dict[str, str], str]:
     """What each decision that is possible now would do to an email, by its name; and why others are not possible."""
+    email = history.email
     why = _NO_CHOICE.get(email.status, "")
     if email.status in DEAD:
         selection = select(email_ids=(email.email_id,), discarded=None)
@@ -83,6 +89,7 @@ async def find_choices(session: AsyncSession, email: EmailRow) -> tuple[dict[str
     choices = {}
     for name, action in DECISIONS.items():
         is_barred = bool(why) if action in (CreateReplay, Release) else action is DiscardDead and not has_letter
+        is_barred |= action is Resend and history.recipients is None  # the content was deleted
         if email.status in action.statuses and not is_barred:
             choices[name] = action.on_one
     if "replay" in choices and email.was_uncertain:
@@ -162,7 +169,7 @@ class _DecisionPages:
         async with self.site.session() as session:
             history = await find_shown(self.site, session, request, visitor)
             if action is not Reveal:
-                choices, why = await find_choices(session, history.email)
+                choices, why = await find_choices(session, history)
         if action.verb() not in choices:
             return await self._unchanged(action, request, visitor, history, why)
         return await self.site.page(
@@ -174,6 +181,7 @@ class _DecisionPages:
             since=since(history.email),
             action=action,
             does=choices[action.verb()],
+            asks=(*asked_of(action), "reason"),
             typed=form or {},
             errors=errors or {},
             now=datetime.now(UTC),
@@ -181,7 +189,9 @@ class _DecisionPages:
 
     async def decide(self, action: type[Change[Any]], request: Request, visitor: Visitor, form: Form) -> Response:
         """Carries out a decision, and redirects to the page of the email; or shows the content of the email."""
-        texts = {name: form.get(name, "").strip() for name in action.one_of}
+        texts = {name: form.get(name, "").strip() for name in asked_of(action)}
+        if "email_id" in action.fields:
+            texts["email_id"] = str(request.path_params["email_id"])
         send_at = with_zone(texts.get("send_at", ""), zone_of(request))
         texts |= {"reason": scrub(form.get("reason", "")), "send_at": send_at}
         try:
@@ -195,7 +205,7 @@ class _DecisionPages:
             history = await find_shown(self.site, session, request, visitor)
             why, field = "The email has changed since you opened the form: look at it again.", ""
             if form.get("attempts") == str(history.email.attempt_count):
-                why, field = await _carry_out(session, asked, history.email, act)
+                why, field = await self._carry_out(session, asked, history.email, act, visitor)
             if why:
                 history = await find_shown(self.site, session, request, visitor)
         if field:
@@ -247,6 +257,33 @@ class _DecisionPages:
         )
         response.headers.update(FRAMING)
         return response
+
+    async def _carry_out(
+        self, session: AsyncSession, asked: Change[Any], email: EmailRow, act: Act, visitor: Visitor
+    ) -> tuple[str, str]:
+        if not isinstance(asked, Resend):
+            return await _carry_out(session, asked, email, act)
+        key = self.site.access.valid_key(visitor.key_id)
+        if visitor.key_id and key is None:
+            return "The API key was revoked.", ""
+        allowed = partial(admit, self.site.access, self.site.settings, Caller(key, visitor.name))
+        try:
+            await run(session, asked, replace(who(visitor), admit=allowed), self.site.settings)
+        except Mistakes as error:
+            (mistake,) = error.mistakes
+            return mistake.rule, mistake.field
+        except Refused as error:
+            if error.name == "may_repeat":
+                return f"must be chosen. {error.message.rstrip('.')}", error.name
+            return f"{error.message} {error.remedy or ''}".strip(), ""
+        except Problem as problem:
+            return " ".join([*(each.detail for each in problem.errors), problem.detail or ""]).strip(), ""
+        return "", ""
+
+
+def asked_of(action: type[Change[Any]]) -> tuple[str, ...]:
+    """The fields for which the page asks, besides the reason."""
+    return action.asks or action.one_of
 
 
 async def _carry_out(session: AsyncSession, asked: Change[Any], email: EmailRow, act: Act) -> tuple[str, str]:

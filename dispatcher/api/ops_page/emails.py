@@ -39,6 +39,8 @@ _TOLD: Final = frozenset(
         *("tenant", "channel", "status", "status since", "delivery", "lane", "error type", "last error", "message key"),
         *(
             "enqueued",
+            "resent from",
+            "resent as",
             "published",
             "last leased",
             "sent",
@@ -140,7 +142,7 @@ class _EmailPages:
         """The page of one email."""
         async with self.site.session() as session:
             history = await find_shown(self.site, session, request, visitor)
-            choices, why = await find_choices(session, history.email)
+            choices, why = await find_choices(session, history)
             (line,) = await self.site.lines(session, [history.email.email_id])
             of_email = (history.email.tenant_id, history.email.email_id)
             suppressed = await find_suppressions_of_email(session, *of_email) if history.trouble else []
