@@ -9,7 +9,7 @@ from dispatcher.actions.action import Action
 
 SUBJECTS: Final = (
     *("emails", "lanes", "tenants", "domains", "pauses", "unsent", "suppressions", "held", "dlq", "keys", "webhooks"),
-    *("audit", "reported_events"),
+    *("audit", "reported_events", "stats"),
 )
 """The modules with actions, in the order of the documentation."""
 

@@ -115,7 +115,7 @@ class ActionEndpoints:
         with problems(location, in_path):
             needs_reason = issubclass(action, Change) and action.needs_reason_over_http()
             asked = read(action, given, {**texts, **in_path}, is_reason_required=needs_reason)
-            if isinstance(asked, Paged):  # not on the few sessions that changes wait for
+            if asked.is_list:  # not on the few sessions that changes wait for
                 async with self.lists.turn(caller.share):
                     result = await run(self.readers, asked, who(caller), self.settings)
             else:
