@@ -32,7 +32,7 @@ BACKFILL_PAUSE_SECONDS: Final = 0.5
 BACKFILL_WAIT_SECONDS: Final = 60.0
 """The wait for events of hosts of an earlier release."""
 COUNTED_EMAILS: Final = 5_000
-CHECKED_EMAILS: Final = 20_000
+CHECKED_EMAILS: Final = 10_000
 """How many emails a round counts, and how many emails that were not sent it checks again: each in a quarter of a second at
 most."""
 COUNT_SECONDS: Final = 60.0

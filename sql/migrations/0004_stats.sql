@@ -28,7 +28,7 @@ comment on column email_stat.tag is 'The first tag. (none): no tag, or the conte
 comment on column email_stat.failed is 'Emails that are failed, without those whose recipients are suppressed.';
 comment on column email_stat.bounced is 'Sent emails with an event of this kind, as in every column from `delivered` on.';
 
--- An email that was counted before it was sent, and what was counted. Deleted when the email is sent, cancelled or pruned.
+-- An email that was read before it was sent, and what it counted as. Deleted when the email is sent or pruned.
 create table email_stat_open (
     email_id uuid primary key,
     counted text not null,

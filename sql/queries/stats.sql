@@ -52,9 +52,9 @@ cross join lateral (select case when e.status = 'sent' then e.sent_at else e.set
 
 -- name: count_stats
 -- Counts what has changed, and notes how far it came. Needs lock_stats, in the same transaction. Reads:
--- * `fresh`: the next `most` emails by id, without those of the last `late_seconds`, which may not be inserted yet;
--- * `again`: the next `most_open` emails that were not sent when they were read;
--- * `events`: the next `most` events, by arrival.
+-- * the next `most` emails by id, without those of the last `late_seconds`, which may not be inserted yet;
+-- * the next `most_open` emails that were not sent when they were read;
+-- * the next `most` events, by arrival.
 -- Rows younger than `stored` may be missing, because a transaction that inserted older rows may still be open.
 -- An event counts once per email and kind, in the hour of its email, as soon as the email counts as sent: with the email
 -- if it arrived before `events_until`, otherwise when it is read. What has no row and adds no email goes to the row
@@ -84,49 +84,60 @@ bounds as materialized (
         end as until_id
     from position
 ),
+-- Only one bound and a limit, so that PostgreSQL reads the index in order and stops.
+batch as materialized (
+    select
+        least(
+            (
+                select email_id
+                from dispatcher.email_log
+                where email_id > (select read_id from position)
+                order by email_id
+                offset %(most)s - 1
+                limit 1
+            ),
+            (select until_id from bounds)
+        ) as until_id,
+        (
+            select received_at
+            from dispatcher.email_event
+            where received_at > (select events_until from position)
+            order by received_at
+            offset %(most)s
+            limit 1
+        ) as cut_at
+),
+next as materialized (
+    select
+        cut_at <= stored as is_cut,
+        case
+            when cut_at <= stored and cut_at - interval '1 microsecond' > events_until then cut_at - interval '1 microsecond'
+            when cut_at <= stored then cut_at
+            else greatest(events_until, stored)
+        end as events_until
+    from position
+    cross join batch
+),
 fresh as materialized (
     select {stat_email}
     where e.email_id > (select read_id from position)
-        and e.email_id <= (select until_id from bounds)
-    order by e.email_id
-    limit %(most)s
+        and e.email_id <= (select until_id from batch)
 ),
 again as materialized (
-    select email_id, counted, hour, provider, tag
+    select email_id
     from dispatcher.email_stat_open
     where email_id > (select checked_id from position)
     order by email_id
     limit %(most_open)s
 ),
-read as materialized (
-    select email_id, received_at
+known_ids as materialized (
+    select email_id from again
+    union
+    select email_id
     from dispatcher.email_event
     where received_at > (select events_until from position)
-        and received_at <= (select stored from position)
-    order by received_at
-    limit %(most)s
-),
--- Not all events of the last instant may be among `read`, so they are read again.
-next as materialized (
-    select
-        case
-            when (select count(*) from read) = %(most)s then coalesce(
-                (select max(received_at) from read where received_at < (select max(received_at) from read)),
-                (select max(received_at) from read)
-            )
-            else greatest(events_until, stored)
-        end as events_until
-    from position
-),
-known_ids as materialized (
-    select array(
-        select email_id from again
-        union
-        select email_id
-        from read
-        where received_at <= (select events_until from next)
-            and email_id between (select first_id from position) and (select read_id from position)
-    ) as ids
+        and received_at <= (select events_until from next)
+        and email_id between (select first_id from position) and (select read_id from position)
 ),
 -- Each email, with what it counted as before: null if it was not read before.
 email as materialized (
@@ -134,12 +145,9 @@ email as materialized (
     from fresh as f
     union all
     select k.*, coalesce(o.counted, k.state), o.hour, o.provider, o.tag
-    from (
-        select {stat_email}
-        where e.email_id = any((select ids from known_ids)::uuid[])
-            and e.email_id between (select first_id from position) and (select read_id from position)
-    ) as k
-    left join dispatcher.email_stat_open as o using (email_id)
+    from known_ids as i
+    cross join lateral (select {stat_email} where e.email_id = i.email_id offset 0) as k
+    left join dispatcher.email_stat_open as o on o.email_id = k.email_id
 ),
 tagged as materialized (
     select
@@ -243,7 +251,7 @@ opened as (
     insert into dispatcher.email_stat_open (email_id, counted, hour, provider, tag)
     select email_id, state, hour, provider, tag
     from tagged
-    where state not in ('sent', 'cancelled')
+    where state <> 'sent'
         and was is distinct from state
     on conflict (email_id) do update
     set counted = excluded.counted, hour = excluded.hour, provider = excluded.provider
@@ -252,19 +260,16 @@ closed as (
     delete from dispatcher.email_stat_open
     where email_id = any(
         array(
-            select unnest(ids) from known_ids
+            select email_id from known_ids
             except
-            select email_id from email where state not in ('sent', 'cancelled')
+            select email_id from email where state <> 'sent'
         )
     )
 ),
 moved as (
     update dispatcher.email_stat_progress as p
     set
-        read_id = case
-            when (select count(*) from fresh) = %(most)s then (select email_id from fresh order by email_id desc limit 1)
-            else (select until_id from bounds)
-        end,
+        read_id = (select until_id from batch),
         checked_id = case
             when (select count(*) from again) = %(most_open)s
                 then (select email_id from again order by email_id desc limit 1)
@@ -273,11 +278,11 @@ moved as (
         events_until = (select events_until from next),
         stored_until = o.stored,
         next_until = case when o.is_next_over then statement_timestamp() - interval '1 second' else o.next_until end,
-        next_xid = case when o.is_next_over then pg_snapshot_xmax(pg_current_snapshot()) else o.next_xid end
+        next_xid = case when o.is_next_over then pg_current_xact_id() else o.next_xid end
     from position as o
 )
 select
-    (select count(*) from fresh) = %(most)s or (select count(*) from read) = %(most)s,
+    (select until_id from batch) < (select until_id from bounds) or (select is_cut from next) is true,
     (select count(*) from again) = %(most_open)s,
     array(select distinct begins_at from counted where not is_day);
 
@@ -365,15 +370,20 @@ coalesce(sum(complained), 0)::bigint as complained,
 -- than the hours (delete_stats). Times in order, other names by the number of sent emails; at most 1,000.
 with bounds as materialized (
     select
-        date_trunc(case when g.since < statement_timestamp() - interval '34 days' then 'day' else 'hour' end, g.since, 'UTC')
-            as first_hour,
-        g.until_at,
+        g.since as first_hour, g.until_at,
         case
             when %(per)s::text = 'hour' then g.until_at
             else date_trunc('day', g.since + interval '1 day' - interval '1 microsecond', 'UTC')
         end as first_day,
         case when %(per)s::text = 'hour' then g.until_at else date_trunc('day', g.until_at, 'UTC') end as last_day
-    from (select %(since)s::timestamptz as since, %(until)s::timestamptz as until_at) as g
+    from (
+        select
+            date_trunc(
+                case when %(since)s::timestamptz < statement_timestamp() - interval '34 days' then 'day' else 'hour' end,
+                %(since)s::timestamptz, 'UTC'
+            ) as since,
+            %(until)s::timestamptz as until_at
+    ) as g
 )
 select
     case %(per)s::text
