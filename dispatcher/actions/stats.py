@@ -1,10 +1,4 @@
-"""Show how many emails were sent, failed, bounced and so on, by day, hour, tenant, lane, provider or tag.
-
-An email counts in the hour when it was sent, or became failed or held. What happens to it later counts in the same hour,
-so the bounces of a day are the bounces of the emails of this day. The counts are about two minutes old. Days and hours
-are in UTC; hours are kept for 35 days, and days for 400. `(other)` are the small tenants or tags of an hour with very
-many.
-"""
+"""Show how many emails were sent, failed, bounced and so on, by day, hour, tenant, lane, provider or tag."""
 
 from __future__ import annotations
 
@@ -30,12 +24,14 @@ class ListStats(
 ):
     """Show how many emails were sent, failed, bounced, complained and so on, with shares in percent.
 
-    An email counts in the hour when it was sent, or became failed or held. What happens to it later counts in the same
-    hour, so the bounces of a day are the bounces of the emails of this day. The counts are about two minutes old. An email
-    counts once for each kind of event, and under its first tag; `(none)` are emails without a tag or with erased content,
-    `(other)` the small tenants or tags of an hour with very many. Failed are without `suppressed` emails.
-    `failed_percent` is of the sent and the failed emails, the other shares are of the sent emails. Days and hours are in
-    UTC. Hours are kept for 35 days, and days for 400.
+    An email counts in the hour when it was sent, or became failed or held. What happens to it later counts in the
+    same hour, so the bounces of a day are the bounces of the emails of this day. The counts are about two minutes old.
+
+    An email counts once for each kind of event, and under its first tag. `(none)` are emails without a tag or with
+    erased content, `(other)` are the small tenants or tags of an hour with very many. `failed` is without `suppressed`
+    emails. `failed_percent` is of the sent and the failed emails, the other shares are of the sent emails.
+
+    Days and hours are in UTC. Hours are kept for 35 days, and days for 400.
     """
 
     per: Per = field(one_of(Per), "What the counts are grouped by.", default=Per.DAY)

@@ -16,11 +16,10 @@ from dispatcher.domain.stats import Tenant
 
 
 class ListTenants(Listing[Tenant], name="tenants list", http="GET /v1/tenants", query="list_tenants"):
-    """List the tenants that sent emails in the last 7 days, and those whose rate or share was set. The largest come first;
-    at most 1,000.
+    """List tenants that sent emails in the last 7 days, and tenants whose rate or share was set, the largest first.
 
-    `24h` is the current hour and the 23 hours before, `7d` is today (in UTC) and the six days before. See `stats` for what
-    counts.
+    At most 1,000. `24h` is the current hour and the 23 hours before, `7d` is today (in UTC) and the six days before.
+    The shares are those of `stats`.
     """
 
     nothing = "No tenant sent an email in the last 7 days, and nothing is set."

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Paged, Refused, document, example, read
+from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Refused, document, example, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import REPLAYS
 from dispatcher.actions.feed import ListEvents

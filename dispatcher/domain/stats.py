@@ -24,7 +24,8 @@ class Stats:
     """The emails of a day, an hour, a tenant, a lane, a provider or a tag.
 
     Attributes:
-        failed_percent: Of the sent and the failed emails; None if there is none. The other shares are of the sent emails.
+        failed_percent: Of the sent and the failed emails; None if there is none. The other shares are of the sent
+            emails.
         bounced: Emails that bounced, in whichever way. An email counts once for each kind of event.
         suppressed: Failed emails whose recipients are suppressed; they are not among `failed`.
         rejected: Emails that the provider accepted, and later did not send.

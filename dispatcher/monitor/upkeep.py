@@ -1,5 +1,5 @@
-"""The upkeep of the tables, which one host at a time does: partitions, pruning, the index of the recipients, statistics,
-and the delivery states of emails from before an upgrade.
+"""The upkeep of the tables, which one host at a time does: partitions, pruning, the index of the recipients,
+statistics, and the delivery states of emails from before an upgrade.
 
 `store.retention` defines what is deleted, in which order.
 """
@@ -33,8 +33,7 @@ BACKFILL_WAIT_SECONDS: Final = 60.0
 """The wait for events of hosts of an earlier release."""
 COUNTED_EMAILS: Final = 5_000
 CHECKED_EMAILS: Final = 10_000
-"""How many emails a round counts, and how many emails that were not sent it checks again: each in a quarter of a second at
-most."""
+"""How many emails a round counts, and how many emails that were not sent it checks again: a tenth of a second each."""
 COUNT_SECONDS: Final = 60.0
 COUNT_PAUSE_SECONDS: Final = 0.5
 CHECK_PAUSE_SECONDS: Final = 2.0

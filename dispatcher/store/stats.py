@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from dispatcher.domain.stats import Per, Stats
 from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.statements import Source, fetch, statement
@@ -31,9 +32,19 @@ class CountedRound:
 @statement
 async def lock_stats(source: Source) -> bool: ...
 @statement
-async def fold_stats(
-    source: Source, hours: Sequence[datetime], *, most: int, keep: int, tenants: bool
-) -> None: ...
+async def fold_stats(source: Source, hours: Sequence[datetime], *, most: int, keep: int, tenants: bool) -> None: ...
+@statement
+async def list_stats(
+    source: Source,
+    *,
+    per: Per,
+    since: datetime,
+    until: datetime,
+    tenant_id: str | None,
+    lane: str | None = None,
+    provider: str | None = None,
+    tag: str | None = None,
+) -> list[Stats]: ...
 
 
 async def count_round(

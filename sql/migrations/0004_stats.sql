@@ -7,22 +7,23 @@ create table email_stat (
     lane text collate "C" not null,
     provider text collate "C" not null,
     tag text collate "C" not null,
-    sent bigint not null,
-    failed bigint not null,
-    suppressed bigint not null,
-    held bigint not null,
-    delivered bigint not null,
-    opened bigint not null,
-    clicked bigint not null,
-    unsubscribed bigint not null,
-    bounced bigint not null,
-    bounced_hard bigint not null,
-    bounced_soft bigint not null,
-    bounced_blocked bigint not null,
-    rejected bigint not null,
-    complained bigint not null,
+    sent integer not null,
+    failed integer not null,
+    suppressed integer not null,
+    held integer not null,
+    delivered integer not null,
+    opened integer not null,
+    clicked integer not null,
+    unsubscribed integer not null,
+    bounced integer not null,
+    bounced_hard integer not null,
+    bounced_soft integer not null,
+    bounced_blocked integer not null,
+    rejected integer not null,
+    complained integer not null,
     constraint email_stat_pkey primary key (is_day, begins_at, tenant_id, lane, provider, tag)
 ) with (fillfactor = 50);
+create index email_stat_tenant on email_stat (tenant_id, is_day, begins_at);
 comment on column email_stat.tenant_id is '(other): all tenants whose rows were joined, because the hour or the day had too many rows.';
 comment on column email_stat.tag is 'The first tag. (none): no tag, or the content was erased. (other): as for tenant_id.';
 comment on column email_stat.failed is 'Emails that are failed, without those whose recipients are suppressed.';

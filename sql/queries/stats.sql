@@ -342,11 +342,11 @@ returning begins_at;
 
 -- part: stat_sums
 coalesce(sum(sent), 0)::bigint as sent, coalesce(sum(failed), 0)::bigint as failed,
-(100.0 * sum(failed) / nullif(sum(sent) + sum(failed), 0))::double precision as failed_percent,
+round(100.0 * sum(failed) / nullif(sum(sent) + sum(failed), 0), 3)::double precision as failed_percent,
 coalesce(sum(bounced), 0)::bigint as bounced,
-(100.0 * sum(bounced) / nullif(sum(sent), 0))::double precision as bounced_percent,
+round(100.0 * sum(bounced) / nullif(sum(sent), 0), 3)::double precision as bounced_percent,
 coalesce(sum(complained), 0)::bigint as complained,
-(100.0 * sum(complained) / nullif(sum(sent), 0))::double precision as complained_percent
+round(100.0 * sum(complained) / nullif(sum(sent), 0), 3)::double precision as complained_percent
 
 -- part: stats_between
 -- The rows of the hours in `bounds`: whole days as days, the hours around them as hours.
@@ -361,8 +361,13 @@ coalesce(sum(complained), 0)::bigint as complained,
     from dispatcher.email_stat
     where not is_day
         and begins_at >= (select first_hour from bounds)
+        and begins_at < (select least(first_day, until_at) from bounds)
+    union all
+    select *
+    from dispatcher.email_stat
+    where not is_day
+        and begins_at >= (select greatest(first_day, last_day) from bounds)
         and begins_at < (select until_at from bounds)
-        and (begins_at < (select first_day from bounds) or begins_at >= (select last_day from bounds))
 ) as s
 
 -- name: list_stats

@@ -20,8 +20,8 @@ from dispatcher.domain.stats import Per
 from dispatcher.monitor.upkeep import COUNT_PAUSE_SECONDS, Counting
 from dispatcher.store.connections import connect_async
 from dispatcher.store.retention import Pruner, Retention
-from dispatcher.store.stats import count_round
 from dispatcher.store.statements import fetch
+from dispatcher.store.stats import count_round
 from tests.events.scene import Scene, event
 
 NOW = datetime.now(UTC)
@@ -230,6 +230,8 @@ async def test_a_pruned_email_is_forgotten_and_its_count_stays(scene: Scene) -> 
 
     assert (await shown(scene), scene.books.count("email_stat_open")) == ({"a": {"failed": 1}}, 0)
     async with scene.pool.connection() as session:
-        ((share, bounced),) = {(row.failed_percent, row.bounced_percent) for row in await run(session, ListStats(), Who(Face.COMMAND))}
+        ((share, bounced),) = {
+            (row.failed_percent, row.bounced_percent) for row in await run(session, ListStats(), Who(Face.COMMAND))
+        }
         assert await fetch(session, "lock_stats")
     assert (share, bounced) == (100.0, None)
