@@ -40,6 +40,7 @@ PAGES = (
     "/webhooks",
     "/lanes",
     "/tenants",
+    "/stats?per=tenant",
     "/pauses",
     "/keys",
     "/audit",

@@ -262,10 +262,10 @@ def test_an_upgrade_makes_the_indexes_and_columns_of_a_new_database(
         changes = migrate(old)
 
     assert changes == [
-        "applied migration 0004 two_tables",
-        "applied migration 0005 event_index",
+        "applied migration 0005 two_tables",
+        "applied migration 0006 event_index",
         "built index email_event_later",
-        "applied migration 0006 listing",
+        "applied migration 0007 listing",
         "built index suppression_later",
     ]
     assert schema_of(empty_database_url) == schema_of(database_url)
@@ -318,7 +318,7 @@ def test_the_tables_of_the_commits_before_the_baseline_are_recorded_as_at_the_ba
         become_later()
         record(connection, *recorded)
         with pytest.raises(
-            SchemaError, match=r"lacks .* 0001 baseline, 0002 delivery, 0003 scopes, 0004 two_tables"
+            SchemaError, match=r"lacks .* 0001 baseline, 0002 delivery, 0003 scopes, 0004 stats, 0005 two_tables"
         ) as before:
             verify_schema(connection)
 
