@@ -11,6 +11,10 @@ for no key update skip locked;
 is_day, begins_at, tenant_id, lane, provider, tag, sent, failed, suppressed, held, delivered, opened, clicked,
 unsubscribed, bounced, bounced_hard, bounced_soft, bounced_blocked, rejected, complained
 
+-- part: stat_totals
+sum(sent), sum(failed), sum(suppressed), sum(held), sum(delivered), sum(opened), sum(clicked), sum(unsubscribed),
+sum(bounced), sum(bounced_hard), sum(bounced_soft), sum(bounced_blocked), sum(rejected), sum(complained)
+
 -- part: add_to_stats
 on conflict (is_day, begins_at, tenant_id, lane, provider, tag) do update
 set
@@ -193,57 +197,51 @@ change as (
 summed as (
     select
         is_day, case when is_day then date_trunc('day', hour, 'UTC') else hour end as begins_at, tenant_id, lane, provider, tag,
-        coalesce(sum(emails) filter (where what = 'sent'), 0) as sent,
-        coalesce(sum(emails) filter (where what = 'failed'), 0) as failed,
-        coalesce(sum(emails) filter (where what = 'suppressed'), 0) as suppressed,
-        coalesce(sum(emails) filter (where what = 'held'), 0) as held,
-        coalesce(sum(emails) filter (where what = 'delivered'), 0) as delivered,
-        coalesce(sum(emails) filter (where what = 'opened'), 0) as opened,
-        coalesce(sum(emails) filter (where what = 'clicked'), 0) as clicked,
-        coalesce(sum(emails) filter (where what = 'unsubscribed'), 0) as unsubscribed,
-        coalesce(sum(emails) filter (where what = 'bounced'), 0) as bounced,
-        coalesce(sum(emails) filter (where what = 'bounced_hard'), 0) as bounced_hard,
-        coalesce(sum(emails) filter (where what = 'bounced_soft'), 0) as bounced_soft,
-        coalesce(sum(emails) filter (where what = 'bounced_blocked'), 0) as bounced_blocked,
-        coalesce(sum(emails) filter (where what = 'rejected'), 0) as rejected,
-        coalesce(sum(emails) filter (where what = 'complained'), 0) as complained
+        sum(emails * (what = 'sent')::integer) as sent,
+        sum(emails * (what = 'failed')::integer) as failed,
+        sum(emails * (what = 'suppressed')::integer) as suppressed,
+        sum(emails * (what = 'held')::integer) as held,
+        sum(emails * (what = 'delivered')::integer) as delivered,
+        sum(emails * (what = 'opened')::integer) as opened,
+        sum(emails * (what = 'clicked')::integer) as clicked,
+        sum(emails * (what = 'unsubscribed')::integer) as unsubscribed,
+        sum(emails * (what = 'bounced')::integer) as bounced,
+        sum(emails * (what = 'bounced_hard')::integer) as bounced_hard,
+        sum(emails * (what = 'bounced_soft')::integer) as bounced_soft,
+        sum(emails * (what = 'bounced_blocked')::integer) as bounced_blocked,
+        sum(emails * (what = 'rejected')::integer) as rejected,
+        sum(emails * (what = 'complained')::integer) as complained
     from change
     cross join (values (false), (true)) as span (is_day)
     where what not in ('nothing', 'cancelled', 'accepted', 'deferred')
     group by is_day, begins_at, tenant_id, lane, provider, tag
 ),
+-- 0: its row; 1: the row of its tenant's joined tags; 2: the row of all joined tenants.
 placed as (
     select
-        s.is_day, s.begins_at, case when p.place < 2 then s.tenant_id else '(other)' end as tenant_id, s.lane, s.provider,
-        case when p.place < 1 then s.tag else '(other)' end as tag, s.sent, s.failed, s.suppressed, s.held, s.delivered,
-        s.opened, s.clicked, s.unsubscribed, s.bounced, s.bounced_hard, s.bounced_soft, s.bounced_blocked, s.rejected,
-        s.complained
+        s.*,
+        case
+            when sent + failed + suppressed + held > 0 then 0
+            else coalesce(
+                (
+                    select min(case when k.tag = s.tag then 0 else 1 end)
+                    from dispatcher.email_stat as k
+                    where (k.is_day, k.begins_at, k.tenant_id) = (s.is_day, s.begins_at, s.tenant_id)
+                        and (k.lane, k.provider) = (s.lane, s.provider)
+                        and k.tag in (s.tag, '(other)')
+                ),
+                2
+            )
+        end as place
     from summed as s
-    cross join lateral (
-        select
-            case
-                when s.sent + s.failed + s.suppressed + s.held > 0 then 0
-                else coalesce(
-                    (
-                        select min(case when k.tag = s.tag then 0 else 1 end)
-                        from dispatcher.email_stat as k
-                        where (k.is_day, k.begins_at, k.tenant_id) = (s.is_day, s.begins_at, s.tenant_id)
-                            and (k.lane, k.provider) = (s.lane, s.provider)
-                            and k.tag in (s.tag, '(other)')
-                    ),
-                    2
-                )
-            end as place
-    ) as p
 ),
 counted as (
     insert into dispatcher.email_stat ({stat_columns})
     select
-        is_day, begins_at, tenant_id, lane, provider, tag, sum(sent), sum(failed), sum(suppressed), sum(held),
-        sum(delivered), sum(opened), sum(clicked), sum(unsubscribed), sum(bounced), sum(bounced_hard), sum(bounced_soft),
-        sum(bounced_blocked), sum(rejected), sum(complained)
+        is_day, begins_at, case when place < 2 then tenant_id else '(other)' end, lane, provider,
+        case when place < 1 then tag else '(other)' end, {stat_totals}
     from placed
-    group by is_day, begins_at, tenant_id, lane, provider, tag
+    group by 1, 2, 3, 4, 5, 6
     {add_to_stats}
     returning is_day, begins_at
 ),
@@ -320,11 +318,10 @@ folded as (
 )
 insert into dispatcher.email_stat ({stat_columns})
 select
-    is_day, begins_at, case when %(tenants)s::boolean then '(other)' else tenant_id end as joined, lane, provider, '(other)',
-    sum(sent), sum(failed), sum(suppressed), sum(held), sum(delivered), sum(opened), sum(clicked), sum(unsubscribed),
-    sum(bounced), sum(bounced_hard), sum(bounced_soft), sum(bounced_blocked), sum(rejected), sum(complained)
+    is_day, begins_at, case when %(tenants)s::boolean then '(other)' else tenant_id end, lane, provider, '(other)',
+    {stat_totals}
 from folded
-group by is_day, begins_at, joined, lane, provider
+group by 1, 2, 3, 4, 5
 {add_to_stats};
 
 -- name: delete_stats
@@ -341,11 +338,11 @@ where ctid = any(array(select ctid from old))
 returning begins_at;
 
 -- part: stat_sums
-coalesce(sum(sent), 0)::bigint as sent, coalesce(sum(failed), 0)::bigint as failed,
+sum(sent)::bigint as sent, sum(failed)::bigint as failed,
 round(100.0 * sum(failed) / nullif(sum(sent) + sum(failed), 0), 3)::double precision as failed_percent,
-coalesce(sum(bounced), 0)::bigint as bounced,
+sum(bounced)::bigint as bounced,
 round(100.0 * sum(bounced) / nullif(sum(sent), 0), 3)::double precision as bounced_percent,
-coalesce(sum(complained), 0)::bigint as complained,
+sum(complained)::bigint as complained,
 round(100.0 * sum(complained) / nullif(sum(sent), 0), 3)::double precision as complained_percent
 
 -- part: stats_between
@@ -399,11 +396,11 @@ select
         when 'day' then to_char(begins_at at time zone 'UTC', 'YYYY-MM-DD')
         else to_char(begins_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI"Z"')
     end as name,
-    {stat_sums}, coalesce(sum(held), 0)::bigint as held, coalesce(sum(suppressed), 0)::bigint as suppressed,
-    coalesce(sum(delivered), 0)::bigint as delivered, coalesce(sum(opened), 0)::bigint as opened,
-    coalesce(sum(clicked), 0)::bigint as clicked, coalesce(sum(unsubscribed), 0)::bigint as unsubscribed,
-    coalesce(sum(bounced_hard), 0)::bigint as bounced_hard, coalesce(sum(bounced_soft), 0)::bigint as bounced_soft,
-    coalesce(sum(bounced_blocked), 0)::bigint as bounced_blocked, coalesce(sum(rejected), 0)::bigint as rejected
+    {stat_sums}, sum(held)::bigint as held, sum(suppressed)::bigint as suppressed,
+    sum(delivered)::bigint as delivered, sum(opened)::bigint as opened,
+    sum(clicked)::bigint as clicked, sum(unsubscribed)::bigint as unsubscribed,
+    sum(bounced_hard)::bigint as bounced_hard, sum(bounced_soft)::bigint as bounced_soft,
+    sum(bounced_blocked)::bigint as bounced_blocked, sum(rejected)::bigint as rejected
 from {stats_between}
 where (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
     and (%(lane)s::text is null or lane = %(lane)s)
