@@ -40,6 +40,7 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.controls import TenantLimit
 from dispatcher.domain.kinds import TENANT, Wrong
+from dispatcher.domain.stats import Tenant
 from dispatcher.store.queries import all_queries
 from tests.api.ops_page.browsing import Browser, forms_of
 from tests.api.running_api import EMAIL, UNREACHABLE_AMQP_URL, Answer, Api, make_key, running, settings_of
@@ -346,7 +347,7 @@ async def test_the_client_runs_actions_and_returns_rows(settings: Settings, conn
 
         used = await asyncio.to_thread(use)
     limit = TenantLimit("acme", 3.0, None)
-    assert used == [limit, [limit], limit, "not-found"]
+    assert used == [limit, [Tenant("acme", 3.0)], limit, "not-found"]
 
 
 async def test_a_key_of_one_tenant_or_without_the_scope_may_not_change_what_tenants_share(
@@ -394,6 +395,8 @@ async def test_a_list_takes_what_the_client_sends_and_hides_hosts_from_a_tenant(
         (Face.PAGE, Reach.ANY_TENANT, "acme", "shop", "tenant-forbidden"),
         (Face.OPEN_HTTP, Reach.ANY_TENANT, None, None, "default"),
         (Face.HTTP, Reach.ANY_TENANT, None, None, "tenant-missing"),
+        (Face.HTTP, Reach.SEEN_TENANTS, None, None, None),
+        (Face.HTTP, Reach.SEEN_TENANTS, "acme", None, "acme"),
         (Face.HTTP, Reach.ONE_TENANT, None, "acme", "acme"),
         (Face.HTTP, Reach.ONE_TENANT, "acme", None, "acme"),
         (Face.HTTP, Reach.ONE_TENANT, "acme", "acme", "acme"),

@@ -34,7 +34,7 @@ FLOORS: Final = (
     {"supervisor", "ops"},
     {"actions"},
     {"client"},
-    {"api", "testing"},
+    {"api"},
     {"dev"},
     {"cli"},
     {"__main__"},  # `python -m dispatcher`

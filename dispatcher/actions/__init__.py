@@ -9,7 +9,7 @@ from dispatcher.actions.action import Action
 
 SUBJECTS: Final = (
     *("emails", "lanes", "tenants", "domains", "pauses", "unsent", "resend"),
-    *("suppressions", "held", "dlq", "keys", "webhooks", "audit", "reported_events"),
+    *("suppressions", "held", "dlq", "keys", "webhooks", "audit", "reported_events", "stats"),
 )
 """The modules with actions, in the order of the documentation."""
 

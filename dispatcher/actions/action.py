@@ -45,6 +45,8 @@ class Reach(Enum):
     """One tenant's rows. The action has a field `tenant_id`, which the runner fills in."""
     ANY_TENANT = "any"
     """As ONE_TENANT, but commands and the page select all tenants' rows if no tenant is given."""
+    SEEN_TENANTS = "seen"
+    """As ANY_TENANT, and HTTP, too, selects the rows of all tenants that the key sees."""
 
 
 @dataclass(frozen=True, slots=True)

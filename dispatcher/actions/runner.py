@@ -59,7 +59,8 @@ _UNNAMED: Final[dict[tuple[Face, Reach], str | None]] = {
     (Face.PAGE, Reach.ANY_TENANT): None,
     (Face.OPEN_HTTP, Reach.ONE_TENANT): DEFAULT_TENANT,
     (Face.OPEN_HTTP, Reach.ANY_TENANT): DEFAULT_TENANT,
-    # HTTP with a key of all tenants: the request must name a tenant.
+    **{(face, Reach.SEEN_TENANTS): None for face in Face},
+    # HTTP with a key of all tenants, otherwise: the request must name a tenant.
 }
 """The tenant if an actor who sees all tenants names none; None: all tenants."""
 

@@ -1,4 +1,4 @@
-"""List and set the rates and shares of tenants.
+"""List the tenants with their statistics, and set their rates and shares.
 
 A tenant is an application or a customer that `dispatcher enqueue --tenant` or an API key names. Within a lane,
 tenants take turns: a tenant with weight 2 sends twice as many emails as a tenant with weight 1, while both
@@ -12,12 +12,17 @@ from typing import ClassVar
 from dispatcher.actions.action import Change, Listing, Refusal, field
 from dispatcher.domain.controls import TenantLimit
 from dispatcher.domain.kinds import LIMIT, TENANT
+from dispatcher.domain.stats import Tenant
 
 
-class ListTenants(Listing[TenantLimit], name="tenants list", http="GET /v1/tenants", query="list_tenant_limits"):
-    """List the tenants whose rate or share was set."""
+class ListTenants(Listing[Tenant], name="tenants list", http="GET /v1/tenants", query="list_tenants"):
+    """List tenants that sent emails in the last 7 days, and tenants whose rate or share was set, the largest first.
 
-    nothing = "Nothing is set: all tenants have weight 1 and no ceiling."
+    At most 1,000. `24h` is the current hour and the 23 hours before, `7d` is today (in UTC) and the six days before.
+    The shares are those of `stats`.
+    """
+
+    nothing = "No tenant sent an email in the last 7 days, and nothing is set."
     missing: ClassVar = {"per_second": "no ceiling"}
     examples = ("tenants list", "tenants list --json | jq -r '.tenants[].tenant_id'")
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Paged, Refused, document, example, read
+from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Refused, document, example, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import REPLAYS
 from dispatcher.actions.feed import ListEvents
@@ -126,7 +126,7 @@ class ActionEndpoints:
         with problems(location, in_path):
             needs_reason = issubclass(action, Change) and action.needs_reason_over_http()
             asked = read(action, given, {**texts, **in_path}, is_reason_required=needs_reason)
-            if isinstance(asked, Paged):  # not on the few sessions that changes wait for
+            if asked.is_list:  # not on the few sessions that changes wait for
                 async with self.lists.turn(caller.share):
                     result = await run(self.readers, asked, actor, self.settings)
             else:

@@ -14,7 +14,7 @@ import click
 from dispatcher.actions.batch import Batch, Group, Judged
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.face import group, help_of, in_words, option, read_options
+from dispatcher.cli.face import command, group, help_of, in_words, option, read_options
 from dispatcher.cli.options import ACTOR, confirm, known_lane, progress
 from dispatcher.cli.output import counted, examples, print_json, say
 from dispatcher.cli.sessions import run_with_session
@@ -30,6 +30,8 @@ def command_of(subject: ModuleType, name: str) -> click.Command:
     batches = {each.name: each for each in subject.ACTIONS if issubclass(each, Batch)}
     if name in batches:
         return batch_command(batches[name])
+    if single := next((each for each in subject.ACTIONS if each.name == name), None):
+        return command(single)
     found = group(subject, name)
     for each in batches.values():
         found.add_command(batch_command(each))

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
 
 _OPTIONAL: Final = (
+    *("rejected", "bounced_blocked", "bounced_soft", "bounced_hard", "unsubscribed", "clicked", "suppressed", "held"),
+    *(
+        "opened",
+        "delivered",
+        "complained",
+        "complained_percent_7d",
+        "bounced_percent_7d",
+        "failed_percent_7d",
+        "sent_7d",
+    ),
     *("queue", "audit_id", "event_key", "is_domain", "is_letter_due", "has_content", "provider_message_id", "worker"),
     *(
         "started_at",

@@ -102,4 +102,5 @@ def _lines(document: dict[str, Any], *, dry_run: bool) -> list[str]:
         f"replays deleted: {document['replay']}, with their results for {counted(document['replayed'], 'email')}",
         f"audit log entries deleted: {document['act']}",
         f"events for applications deleted: {document['outgoing_event']}",
+        f"statistics deleted: {document['stat']}",
     ]

@@ -32,6 +32,7 @@ from dispatcher.actions.pauses import (
     ResumeTenant,
 )
 from dispatcher.actions.resend import Resend
+from dispatcher.actions.stats import ListStats
 from dispatcher.actions.suppressions import AddSuppressions, ListSuppressions, RemoveSuppressions
 from dispatcher.actions.tenants import ListTenants, SetTenant, UnsetTenant
 from dispatcher.actions.unsent import Cancel, Reschedule
@@ -157,4 +158,5 @@ class Operations:
     set_domain = _of(SetDomain)
     remove_domain = _of(RemoveDomain)
     list_audit = _of(ListAudit)
+    list_stats = _of(ListStats)
     _page = Method(calls.events)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Controls, Pause, PauseScope
+from dispatcher.domain.stats import Per
 from dispatcher.domain.turns import LaneWeights
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.ops.hosts import Host, hosts_of
@@ -38,6 +39,7 @@ from dispatcher.store.figures import (
 )
 from dispatcher.store.providers import ProviderRate, find_troubles, list_rates
 from dispatcher.store.samples import MinuteSample, list_samples
+from dispatcher.store.stats import list_stats
 
 OLD_SAMPLE_SECONDS: Final = 90.0
 """If the newest sample is older than this, no monitor writes samples."""
@@ -58,7 +60,7 @@ ACCEPTED: Final = "accepted"
 @dataclass(frozen=True, slots=True)
 class Point:
     """How many attempts of one minute, hour or day sent an email, and how many did not (deferred, rejected, uncertain).
-    None if unknown, because no monitor took a sample."""
+    None if unknown, because no monitor took a sample. For a tenant, how many emails were sent, and how many failed."""
 
     begins_at: datetime
     sent: int | None
@@ -103,7 +105,7 @@ class LaneFigures:
 class Overview:
     """The figures of the Overview for one visitor.
 
-    If the visitor may see only one tenant, only `taken_at` and `counts` are filled.
+    If the visitor may see only one tenant, only `taken_at`, `counts`, `hours` and `days` are filled.
 
     Attributes:
         counts: The emails of all tenants, or of the visitor's tenant, by state: `pending`, `sending`, `waiting`,
@@ -192,8 +194,16 @@ class OverviewReader:
             return Trends(*oldest, latency, paces, await sum_attempts(session, "hour", 23 * _HOUR_SECONDS))
 
     async def _read_tenant(self, tenant_id: str) -> Overview:
+        now = datetime.now(UTC)
+        found = []
         async with self._open_session() as session, one_snapshot(session):
-            return Overview(datetime.now(UTC), await count_for_overview(session, tenant_id=tenant_id))
+            counts = await count_for_overview(session, tenant_id=tenant_id)
+            for per, begins in ((Per.HOUR, _hours(now)), (Per.DAY, _days(now))):
+                rows = await list_stats(session, per=per, since=begins[0], until=now, tenant_id=tenant_id)
+                stats = {datetime.fromisoformat(each.name).replace(tzinfo=UTC): each for each in rows}
+                known = [(at, stats.get(at)) for at in begins]
+                found.append([Point(at, each.sent, each.failed) if each else Point(at, 0, 0) for at, each in known])
+        return Overview(now, counts, hours=found[0], days=found[1])
 
     async def _read_all(self) -> Overview:
         days = (await self._days.get()).value
@@ -218,8 +228,8 @@ class OverviewReader:
             trends.latency,
             {("host", each.host) if each.host else ("provider", each.provider or ""): each for each in trends.paces},
             points_of_minutes(samples, now),
-            points(trends.hours, [_hour(now) - timedelta(hours=ago) for ago in reversed(range(24))]),
-            points(days, [_hour(now).replace(hour=0) - timedelta(days=ago) for ago in reversed(range(DAYS))]),
+            points(trends.hours, _hours(now)),
+            points(days, _days(now)),
             hosts,
             _providers(settings, troubles, rates, controls.pauses, trends.hours),
             _lanes(settings, controls, sample),
@@ -313,5 +323,11 @@ def _with_sample(overview: Overview, sample: MinuteSample) -> Overview:
     )
 
 
-def _hour(at: datetime) -> datetime:
-    return at.replace(minute=0, second=0, microsecond=0)
+def _hours(now: datetime) -> list[datetime]:
+    this_hour = now.replace(minute=0, second=0, microsecond=0)
+    return [this_hour - timedelta(hours=ago) for ago in reversed(range(24))]
+
+
+def _days(now: datetime) -> list[datetime]:
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    return [today - timedelta(days=ago) for ago in reversed(range(DAYS))]

@@ -32,7 +32,7 @@ is no longer in `email_log`."""
 BATCH: Final = 1000
 WARN_DAYS: Final = 7
 """Operators are warned this many days before an undecided email is pruned."""
-KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act", "outgoing_event")
+KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act", "outgoing_event", "stat")
 """What is pruned row by row."""
 
 
@@ -149,6 +149,7 @@ class Pruner:
             ("replay", self._delete_rows("delete_replays", "replay", kept.emails_days)),
             ("act", self._delete_rows("delete_audit_records", "act", kept.audit_days)),
             ("outgoing_event", self._delete_events(kept.events_days)),
+            ("stat", self._delete_rows("delete_stats", "stat")),
         ]
 
     def _due_tables(self) -> list[tuple[str, int]]:

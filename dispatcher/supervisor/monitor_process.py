@@ -26,7 +26,7 @@ from dispatcher.monitor.dlq_sweep import DlqSweep
 from dispatcher.monitor.message_polling import MessagePolling
 from dispatcher.monitor.pages import pages_of, poll_of_queues
 from dispatcher.monitor.samples import HostReporting, MinuteSampling
-from dispatcher.monitor.upkeep import DeliveryBackfill, OneTimeCodePruning, PruningService, RecipientSummaries
+from dispatcher.monitor.upkeep import Counting, DeliveryBackfill, OneTimeCodePruning, PruningService, RecipientSummaries
 from dispatcher.providers.contract import PollableProvider
 from dispatcher.providers.registry import class_of, open_provider
 from dispatcher.store.alerts import AlertStore
@@ -76,6 +76,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(PruningService(settings.database_url, retention)),
             Periodic(RecipientSummaries(settings.database_url)),
             Periodic(DeliveryBackfill(pool)),
+            Periodic(Counting(pool)),
         ]
         webhooks = WebhookDelivery(
             settings.database_url,

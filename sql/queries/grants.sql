@@ -27,14 +27,14 @@ grant select, insert, update on
     dispatcher.email_log, dispatcher.email_hourly, dispatcher.provider_rate, dispatcher.api_key,
     dispatcher.relay_timeline, dispatcher.alert_check
     to {role};
-grant select, update on dispatcher.outgoing_feed to {role};
+grant select, update on dispatcher.outgoing_feed, dispatcher.email_stat_progress to {role};
 grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
     dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry, dispatcher.pause,
     dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit, dispatcher.domain_limit,
     dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample, dispatcher.named_lock,
-    dispatcher.sns_certificate
+    dispatcher.sns_certificate, dispatcher.email_stat, dispatcher.email_stat_open
     to {role};
 grant select, update, delete on dispatcher.delivery_backfill to {role};
 grant select, insert, delete on
@@ -66,7 +66,7 @@ grant select on
     dispatcher.email_recipient, dispatcher.email_hourly, dispatcher.email_replay, dispatcher.email_replay_item,
     dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate, dispatcher.host_presence,
     dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause, dispatcher.minute_sample,
-    dispatcher.alert_check, dispatcher.lane_policy, dispatcher.domain_limit
+    dispatcher.alert_check, dispatcher.lane_policy, dispatcher.domain_limit, dispatcher.email_stat
     to {role};
 grant select (email_id, tags, metadata) on dispatcher.email_content to {role};
 grant select (recipients_since) on dispatcher.dispatcher_database to {role};

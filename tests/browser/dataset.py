@@ -7,6 +7,7 @@ from email.message import EmailMessage
 import orjson
 
 from tests.api.ops_page.rows import dead_email, event, write
+from tests.api.ops_page.test_administration import count_stats
 from tests.api.ops_page.test_captured import capture, receipt
 from tests.api.ops_page.test_hostile_texts import LONG, hostile_email
 from tests.browser.stage import Stage
@@ -38,6 +39,7 @@ def fill(stage: Stage) -> Ids:
         attempt = {"attempt_number": 1, "worker": "mail-1:2:4711", "provider": "smtp", "outcome": outcome}
         write(books, "email_attempt", email_id=email_id, started_at="now", finished_at="now", **attempt)
     _figures(stage)
+    count_stats(books, "shop", sent=12_000, failed=40, bounced=900, complained=4)
     ids = {"sent": sent, "failed": failed, "held": dead_email(books, "held"), "hostile": hostile_email(books, HOSTILE)}
     captured = {"captured": capture(stage.captured, receipt()), "captured_hostile": capture(stage.captured, hostile)}
     return {name: str(email_id) for name, email_id in ids.items()} | captured

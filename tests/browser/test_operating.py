@@ -21,7 +21,14 @@ PAGES = (
     *("/emails/{failed}", "/emails/{failed}/replay", "/emails/{held}", "/emails/{held}/confirm"),
     *("/emails/{sent}", "/emails/{sent}/reveal", "/dead-letters", "/dead-letters?status=failed&unknown=1"),
     *("/held", "/held/release", "/dlq/discard?status=failed", "/reschedule?status=pending", "/replays", "/replays/new"),
-    *("/poison", "/audit?since=7d", "/captured", "/captured/{captured}", "/captured/{captured}?view=source"),
+    *(
+        "/stats?per=tenant",
+        "/poison",
+        "/audit?since=7d",
+        "/captured",
+        "/captured/{captured}",
+        "/captured/{captured}?view=source",
+    ),
     *("/captured/{captured_hostile}?view=html", "/captured/{captured_hostile}?view=checks"),
 )
 """Every page, as a path below the operators' page. A name in braces is a key of the ids of `tests.browser.dataset`."""

@@ -114,7 +114,7 @@ def test_applications_enqueue_while_init_waits_and_names_why(
         words = f"email_log, because of pid {pid} (user {user}, application nightly-report, transaction open since "
         assert max(waits) < ENQUEUE_SECONDS
         assert init.returncode == 75
-        assert "Migration 0004 two_tables cannot lock " + words in stderr.decode()
+        assert "Migration 0005 two_tables cannot lock " + words in stderr.decode()
         assert "Try 1 of 2" in stderr.decode()
         assert "Gave up after 2 tries." in stderr.decode()
 
@@ -131,9 +131,9 @@ def test_init_says_how_many_rows_it_changes_and_waits_for_no_reader(
     rows = "changes these tables (with about so many rows):"
     assert done.code == 0
     assert done.json["plan"] == [
-        f"migration 0004 two_tables {rows} email_log (0), email_idempotency (1)",
-        f"migration 0005 event_index {rows} email_event (0); builds email_event_later while others read and write",
-        f"migration 0006 listing {rows} suppression (0); builds suppression_later while others read and write",
+        f"migration 0005 two_tables {rows} email_log (0), email_idempotency (1)",
+        f"migration 0006 event_index {rows} email_event (0); builds email_event_later while others read and write",
+        f"migration 0007 listing {rows} suppression (0); builds suppression_later while others read and write",
     ]
     assert [f"postgresql: {each}" for each in done.json["plan"]] == done.stderr.splitlines()
     assert "built index suppression_later" in done.json["changes"]["postgresql"]
@@ -161,7 +161,7 @@ def test_applications_write_while_an_index_waits_for_a_transaction_which_init_na
     with using(release, "set transaction isolation level repeatable read", "select 1") as report:
         pid = report.info.backend_pid
         blocked = release("init", "--tries", "1", "--json")
-        migrations = ["applied migration 0004 two_tables", "applied migration 0005 event_index"]
+        migrations = ["applied migration 0005 two_tables", "applied migration 0006 event_index"]
         assert (blocked.code, blocked.json["changes"]["postgresql"]) == (75, migrations)
         fault = blocked.json["faults"]["postgresql"]
         assert f"is not built, because of the session {pid} " in fault

@@ -52,7 +52,7 @@ FULL_DOCUMENT: dict[str, Any] = {
     "expires_at": "2026-11-21T10:00:00.500000Z",
     "lane": "urgent",
 }
-LATER = ("tenant_id", "correlation_id", "erase_after_sending", "send_at", "expires_at", "lane")
+LATER = ("tenant_id", "correlation_id", "erase_after_sending", "send_at", "expires_at", "lane", "metadata")
 FULL: dict[str, Any] = {name: value for name, value in FULL_DOCUMENT.items() if name not in ("from", *LATER)}
 FULL |= {"sender": FULL_DOCUMENT["from"], "attachments": [PDF], "on_uncertain": OnUncertain.RESEND}
 """The arguments for the same email, without some fields."""

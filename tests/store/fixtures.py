@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 
 DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
 """The database's id, for ledgers that tests write."""
-_EMPTY: Final = """
+EMPTY: Final = """
     do $$
     declare
         filled regclass;
@@ -144,7 +144,7 @@ def kept_session(kept_database_url: str) -> Iterator[KeptSession]:
 @pytest.fixture
 def tables_url(kept_database_url: str, cleaner: KeptSession) -> Iterator[str]:
     """A migrated, empty database without sessions of other tests."""
-    cleaner.open().execute(_EMPTY.encode())
+    cleaner.open().execute(EMPTY.encode())
     yield kept_database_url
     # Otherwise, the next test would find the locks and names of these sessions.
     session = cleaner.open()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from dispatcher.actions import domains, tenants
+from dispatcher.actions import domains, stats
 from dispatcher.api.ops_page import (
     audit,
     batches,
@@ -68,7 +68,7 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     reported_events.routes,
     webhooks.routes,
     lanes.routes,
-    partial(face.pages, path="/tenants", actions=tenants.ACTIONS, about=tenants.__doc__),
+    partial(face.pages, path="/stats", actions=stats.ACTIONS, template="stats.html", **reported_events.SHARES),
     partial(face.pages, path="/domains", actions=domains.ACTIONS, about=domains.__doc__),
     pauses.routes,
     keys.routes,

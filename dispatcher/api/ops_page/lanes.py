@@ -1,17 +1,19 @@
-"""The page Lanes: shares, policies, senders, due emails.
+"""The pages Lanes (shares, policies, senders, due emails) and Tenants (statistics, due emails, shares).
 
 Only for visitors who see all tenants.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.routing import Route
 
-from dispatcher.actions import lanes
+from dispatcher.actions import lanes, tenants
 from dispatcher.api.ops_page import face
+from dispatcher.api.ops_page.reported_events import SHARES
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.ops.shared_reading import SharedReading
@@ -26,7 +28,14 @@ def routes(site: Site) -> list[Route]:
     async def more(_visitor: Visitor) -> Mapping[str, Any]:
         async with site.session() as session:
             controls = await read_controls(session)
-        return {"controls": controls, "due": await due.fresh()}
+        found = await due.fresh()
+        of_tenants = Counter[str]()
+        for each in found:
+            of_tenants[each.tenant_id] += each.emails
+        return {"controls": controls, "due": found, "due_of": of_tenants}
 
-    known = {"most_due": MOST_DUE, "most_pairs": MOST_PAIRS, "lanes": lanes}
-    return face.pages(site, "/lanes", lanes.ACTIONS, "lanes.html", more, **known)
+    known = {"most_due": MOST_DUE, "most_pairs": MOST_PAIRS, "lanes": lanes, "tenants": tenants, **SHARES}
+    return [
+        *face.pages(site, "/lanes", lanes.ACTIONS, "lanes.html", more, **known),
+        *face.pages(site, "/tenants", tenants.ACTIONS, "tenants.html", more, **known),
+    ]

@@ -37,9 +37,13 @@ def routes(site: Site) -> list[Route]:
             stale_seconds=answer.age_seconds if answer.fault and answer.age_seconds > STALE_SECONDS else None,
             fault=answer.fault,
             charts=[
-                Chart("sent-by-minute", "Sent per minute, last hour", "%H:%M", answer.value.minutes),
-                Chart("sent-by-hour", "Sent per hour, last day", "%m-%d %H:%M", answer.value.hours),
-                Chart("sent-by-day", "Sent per day, last 31 days", "%Y-%m-%d", answer.value.days),
+                chart
+                for chart in (
+                    Chart("sent-by-minute", "Sent per minute, last hour", "%H:%M", answer.value.minutes),
+                    Chart("sent-by-hour", "Sent per hour, last day", "%m-%d %H:%M", answer.value.hours),
+                    Chart("sent-by-day", "Sent per day, last 31 days", "%Y-%m-%d", answer.value.days),
+                )
+                if chart.points
             ],
             longest_check_seconds=MISSED_REPORTS * site.settings.dlq_probe_seconds,
             dlq=site.settings.dlq,

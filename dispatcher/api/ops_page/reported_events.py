@@ -22,6 +22,8 @@ LIMITS: Final[Mapping[str, float]] = {"bounced (hard)": 0.05, "complained": 0.00
 """The shares of the emails above which providers, such as SES, stop accepting an account's emails."""
 LEAST_REPORTED: Final = 100
 """A share of fewer emails than this is no reason for a warning."""
+SHARES: Final[dict[str, Any]] = {"limits": LIMITS, "least_reported": LEAST_REPORTED}
+"""What the macro `share` of admin_parts.html needs."""
 COUNT_SECONDS: Final = 5.0
 """How long all visitors see the same counts before the counts are read again."""
 

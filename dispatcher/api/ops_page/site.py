@@ -71,7 +71,7 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 # For each entry of the navigation: its tabs. For each tab: its path, its label, and whether only visitors who see all
 # tenants may see the page.
 _ENTRIES: Final[Mapping[str, Sequence[tuple[str, str, bool]]]] = {
-    "Overview": [("/", "Overview", False)],
+    "Overview": [("/", "Overview", False), ("/stats", "Statistics", False)],
     "Emails": [("/emails", "Emails", False)],
     "Failures": [
         ("/dead-letters", "Failed", False),

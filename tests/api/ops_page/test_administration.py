@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from html import unescape
 from typing import ClassVar
 
@@ -32,6 +33,16 @@ FOR_ALL_TENANTS = ("/lanes", "/tenants", "/keys", "/audit")
 def make_webhook(books: Books, tenant_id: str, url: str = "https://shop.example/hook") -> int:
     write(books, "webhook", url=url, tenant_id=tenant_id, kinds=["sent"], secret="whsec_c2VjcmV0")
     return int(books.select("select max(webhook_id) as made from webhook")[0]["made"])
+
+
+def count_stats(books: Books, tenant_id: str, **counts: int) -> None:
+    """Counts emails of this hour and of its day."""
+    zeros = dict.fromkeys(("sent", "failed", "suppressed", "held", "delivered", "opened", "clicked", "unsubscribed"), 0)
+    zeros |= dict.fromkeys(("bounced", "bounced_hard", "bounced_soft", "bounced_blocked", "rejected", "complained"), 0)
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    for is_day, begins_at in ((False, hour), (True, hour.replace(hour=0))):
+        row = {"tenant_id": tenant_id, "lane": "normal", "provider": "capture", "tag": "(none)", **zeros, **counts}
+        write(books, "email_stat", is_day=is_day, begins_at=begins_at, **row)
 
 
 def figure(page: Answer, element_id: str) -> str:
@@ -82,14 +93,38 @@ async def test_a_tenants_overview_has_its_counts_and_no_hosts_providers_queues_o
         dead_email(books, tenant_id=tenant)
         reason = "complaints" if tenant == "shop" else "secret"
         write(books, "pause", scope="tenant", name=tenant, reason=reason, actor="ann@ops-1")
+        count_stats(books, tenant, sent=4321 if tenant == "shop" else 8765)
     write(books, "host_presence", holder="a:1", host="host-1", seen_at="now")
 
     page = await shop_operator.get("/ops/")
+    stats = await shop_operator.get("/ops/stats?per=tenant")
 
     assert figure(page, "dead-letters").startswith(" huge bad Failed 1 ")
+    assert figure(page, "sent") == " Sent 4,321 in the last 24 hours"
+    assert page.body.count(b'<td class="number">4,321</td>') == 2  # of the hour, and of the day
     assert b"complaints" in page.body
-    for hidden in (b"secret", b"ops-1", b"host-1", b"smtp", b"Providers", b"Lanes and queues", b"data-chart"):
+    for hidden in (b"secret", b"ops-1", b"host-1", b"smtp", b"Providers", b"Lanes and queues", b"8,765", b"other"):
         assert hidden not in page.body.partition(b"<main")[2].partition(b"</main>")[0]
+    assert (b"4,321" in stats.body, b"8,765" in stats.body) == (True, False)
+
+
+async def test_tenants_are_listed_with_their_shares_the_largest_first(operator: Browser, books: Books) -> None:
+    count_stats(books, "shop", sent=2000, failed=40, bounced=30, complained=4)
+    count_stats(books, "acme", sent=3000)
+    write(books, "tenant_limit", tenant_id="quiet", weight=2)
+
+    page = await operator.get("/ops/tenants")
+
+    cells = re.findall(r'data-label="(?:Tenant|Sent, 24 h|\w+, 7 d|Weight)"[^>]*>(.*?)</t[hd]>', page.body.decode())
+    shown = [unescape(re.sub(r"<[^>]*>", "", each)).strip() for each in cells]
+    shares = {
+        "shop": ["2 %", "1.5 %", "0.2 %", "1"],
+        "acme": ["0 %", "0 %", "0 %", "1"],
+        "quiet": [*"\N{EN DASH}" * 3, "2"],
+    }
+    sent = {"acme": "3,000", "shop": "2,000", "quiet": "0"}
+    assert shown == [text for name, count in sent.items() for text in (name, count, count, *shares[name])]
+    assert {"/ops/emails?tenant=acme", "/ops/pauses?tenant=acme#pause-tenant-tenant_id"} <= set(links_of(page))
 
 
 async def test_the_overview_tolerates_the_fields_of_alerts_of_a_later_release(operator: Browser, books: Books) -> None:

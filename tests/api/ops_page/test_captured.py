@@ -20,9 +20,9 @@ import pytest
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.conformance import a_text
+from dispatcher.dev.testing import KEY_VARIABLE, CapturedMail, NotCaptured, fault_of
 from dispatcher.domain.outcome import Accepted
 from dispatcher.providers.sms_capture import SmsCaptureProvider
-from dispatcher.testing import KEY_VARIABLE, CapturedMail, NotCaptured, fault_of
 from tests.api.ops_page.browsing import Browser, signed_in, text_of, token_of
 from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, running, settings_of
 from tests.providers.emails import send

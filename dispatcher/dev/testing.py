@@ -1,6 +1,6 @@
 """Lets an application's tests with pytest read the emails that a dispatcher for development captures.
 
-    from dispatcher.testing import CapturedMail, captured_mail  # in conftest.py
+    from dispatcher.dev.testing import CapturedMail, captured_mail  # in conftest.py
 
     def test_reset(captured_mail: CapturedMail) -> None:
         ...  # what makes the application enqueue the email
