@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 
 from dispatcher.domain.controls import TenantLimit
@@ -49,6 +50,15 @@ class Stats:
     bounced_soft: int
     bounced_blocked: int
     rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCount:
+    """The sent emails of an hour or a day, and of one tenant, lane or provider."""
+
+    begins_at: datetime
+    name: str
+    sent: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,15 @@ Simultaneous visitors share one reading."""
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Controls, Pause, PauseScope
-from dispatcher.domain.stats import Per
+from dispatcher.domain.stats import Per, SplitCount, Stats
 from dispatcher.domain.turns import LaneWeights
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.ops.hosts import Host, hosts_of
@@ -38,8 +38,8 @@ from dispatcher.store.figures import (
     sum_attempts,
 )
 from dispatcher.store.providers import ProviderRate, find_troubles, list_rates
-from dispatcher.store.samples import MinuteSample, list_samples
-from dispatcher.store.stats import list_stats
+from dispatcher.store.samples import MinuteSample, Trend, list_samples, list_trend
+from dispatcher.store.stats import list_stats, split_stats
 
 OLD_SAMPLE_SECONDS: Final = 90.0
 """If the newest sample is older than this, no monitor writes samples."""
@@ -52,6 +52,9 @@ MAX_TENANTS: Final = 256
 """The most tenants whose figures are kept."""
 MINUTES: Final = 60
 DAYS: Final = 31
+MOST_SERIES: Final = 5
+"""How many lanes, providers or tenants a chart shows on their own."""
+OTHERS: Final = "(others)"
 _HOUR_SECONDS: Final = 3600.0
 _DAY_SECONDS: Final = 86_400.0
 ACCEPTED: Final = "accepted"
@@ -101,6 +104,18 @@ class LaneFigures:
     pause: Pause | None
 
 
+class DayFigures(NamedTuple):
+    """The emails of 24 hours."""
+
+    sent: int = 0
+    delivered: int = 0
+    bounced: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[Stats]) -> Self:
+        return cls(*map(sum, zip(*((each.sent, each.delivered, each.bounced) for each in rows), strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """The figures of the Overview for one visitor.
@@ -112,7 +127,9 @@ class Overview:
             `cancelled`, and `dead_letters` and `held` without those whose dead letter an operator has discarded.
         paused: Pending emails that an operator paused; None if they were not counted.
         sample: The newest of the counts that a monitor stores every minute; None if none is stored.
+        day: The emails of the last 24 hours: sent, delivered and bounced, as the statistics count them.
         paces: How fast each `host` and each `provider` sent lately, by the kind and the name.
+        trend: What monitors found in the last 24 hours, ten minutes each; oldest first.
         check: The last check of the DLQ, with the active alerts; None if no monitor has checked yet.
     """
 
@@ -122,7 +139,9 @@ class Overview:
     oldest_pending_seconds: float | None = None
     longest_due_seconds: float | None = None
     latency: Latency | None = None
+    day: DayFigures = field(default_factory=DayFigures)
     paces: Mapping[tuple[str, str], Pace] = field(default_factory=dict)
+    trend: Sequence[Trend] = ()
     minutes: Sequence[Point] = ()
     hours: Sequence[Point] = ()
     days: Sequence[Point] = ()
@@ -147,6 +166,7 @@ class Trends(NamedTuple):
     latency: Latency | None
     paces: Sequence[Pace]
     hours: Sequence[Attempts]
+    day: DayFigures
 
 
 class OverviewReader:
@@ -165,6 +185,7 @@ class OverviewReader:
         self._days = SharedReading(self._read_days, fresh_seconds=MONTH_FRESH_SECONDS)
         self._trends = SharedReading(self._read_trends, fresh_seconds=trends_fresh_seconds)
         self._all = SharedReading(self._read_all, fresh_seconds=fresh_seconds)
+        self._splits: dict[tuple[Per, Per, str | None], SharedReading[list[SplitCount]]] = {}
         self._tenants: OrderedDict[str, SharedReading[Overview]] = OrderedDict()
 
     async def get(self, tenant_id: str | None) -> Answer[Overview]:
@@ -183,30 +204,53 @@ class OverviewReader:
         self._tenants.move_to_end(tenant_id)
         return await self._tenants[tenant_id].get()
 
-    async def _read_days(self) -> list[Attempts]:
+    async def _read_days(self) -> tuple[list[Attempts], list[Trend]]:
         async with self._open_session() as session, one_snapshot(session):
-            return await sum_attempts(session, "day", (DAYS - 1) * _DAY_SECONDS)
+            return await sum_attempts(session, "day", (DAYS - 1) * _DAY_SECONDS), await list_trend(session)
 
     async def _read_trends(self) -> Trends:
         async with self._open_session() as session, one_snapshot(session):
             oldest = await find_oldest_pending(session, limit=COUNTED)
             latency, paces = await measure_latency(session), await measure_paces(session)
-            return Trends(*oldest, latency, paces, await sum_attempts(session, "hour", 23 * _HOUR_SECONDS))
+            hours = await sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
+            return Trends(*oldest, latency, paces, hours, DayFigures.of(await _stats(session, Per.HOUR)))
+
+    async def _read_split(self, per: Per, split: Per, tenant_id: str | None) -> list[SplitCount]:
+        async with self._open_session() as session:
+            return await split_stats(
+                session, is_day=per is Per.DAY, since=_begins(per)[0], split=split, tenant_id=tenant_id
+            )
+
+    async def split(self, per: Per, split: Per, tenant_id: str | None) -> dict[str, list[int]]:
+        """How many emails were sent in each of the last 24 hours, or of the last 31 days, by lane, provider or tenant:
+        the five largest, and all others together. At most a minute old."""
+        key = (per, split, tenant_id)
+        if key not in self._splits:
+            if len(self._splits) >= MAX_TENANTS:
+                self._splits.clear()
+            self._splits[key] = SharedReading(lambda: self._read_split(*key), fresh_seconds=MONTH_FRESH_SECONDS)
+        rows = (await self._splits[key].get()).value
+        totals = Counter[str]()
+        for each in rows:
+            totals[each.name] += each.sent
+        largest = [name for name, _ in totals.most_common(MOST_SERIES)]
+        begins = _begins(per)
+        at = {begins_at: number for number, begins_at in enumerate(begins)}
+        found = {name: [0] * len(begins) for name in (*largest, *([OTHERS] if len(totals) > MOST_SERIES else []))}
+        for each in rows:
+            if (number := at.get(each.begins_at.astimezone(UTC))) is not None:
+                found[each.name if each.name in largest else OTHERS][number] += each.sent
+        return found
 
     async def _read_tenant(self, tenant_id: str) -> Overview:
-        now = datetime.now(UTC)
-        found = []
         async with self._open_session() as session, one_snapshot(session):
             counts = await count_for_overview(session, tenant_id=tenant_id)
-            for per, begins in ((Per.HOUR, _hours(now)), (Per.DAY, _days(now))):
-                rows = await list_stats(session, per=per, since=begins[0], until=now, tenant_id=tenant_id)
-                stats = {datetime.fromisoformat(each.name).replace(tzinfo=UTC): each for each in rows}
-                known = [(at, stats.get(at)) for at in begins]
-                found.append([Point(at, each.sent, each.failed) if each else Point(at, 0, 0) for at, each in known])
-        return Overview(now, counts, hours=found[0], days=found[1])
+            hours, days = [await _stats(session, per, tenant_id) for per in (Per.HOUR, Per.DAY)]
+        now, day = datetime.now(UTC), DayFigures.of(hours)
+        return Overview(now, counts, day=day, hours=_points_of(hours, Per.HOUR), days=_points_of(days, Per.DAY))
 
     async def _read_all(self) -> Overview:
-        days = (await self._days.get()).value
+        days, trend = (await self._days.get()).value
         trends = await self._trends.fresh()  # if this fails, `SharedReading` returns the last Overview
         settings, now = self._settings, datetime.now(UTC)
         async with self._open_session() as session, one_snapshot(session):
@@ -226,10 +270,12 @@ class OverviewReader:
             trends.oldest_pending_seconds,
             trends.longest_due_seconds,
             trends.latency,
+            trends.day,
             {("host", each.host) if each.host else ("provider", each.provider or ""): each for each in trends.paces},
+            trend,
             points_of_minutes(samples, now),
-            points(trends.hours, _hours(now)),
-            points(days, _days(now)),
+            points(trends.hours, _begins(Per.HOUR)),
+            points(days, _begins(Per.DAY)),
             hosts,
             _providers(settings, troubles, rates, controls.pauses, trends.hours),
             _lanes(settings, controls, sample),
@@ -323,11 +369,19 @@ def _with_sample(overview: Overview, sample: MinuteSample) -> Overview:
     )
 
 
-def _hours(now: datetime) -> list[datetime]:
-    this_hour = now.replace(minute=0, second=0, microsecond=0)
-    return [this_hour - timedelta(hours=ago) for ago in reversed(range(24))]
+def _begins(per: Per) -> list[datetime]:
+    """When each of the last 24 hours, or of the last 31 days, began."""
+    this_hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    if per is Per.HOUR:
+        return [this_hour - timedelta(hours=ago) for ago in reversed(range(24))]
+    return [this_hour.replace(hour=0) - timedelta(days=ago) for ago in reversed(range(DAYS))]
 
 
-def _days(now: datetime) -> list[datetime]:
-    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    return [today - timedelta(days=ago) for ago in reversed(range(DAYS))]
+async def _stats(session: AsyncSession, per: Per, tenant_id: str | None = None) -> list[Stats]:
+    return await list_stats(session, per=per, since=_begins(per)[0], until=datetime.now(UTC), tenant_id=tenant_id)
+
+
+def _points_of(rows: Sequence[Stats], per: Per) -> list[Point]:
+    stats = {datetime.fromisoformat(each.name).replace(tzinfo=UTC): each for each in rows}
+    known = [(at, stats.get(at)) for at in _begins(per)]
+    return [Point(at, each.sent, each.failed) if each else Point(at, 0, 0) for at, each in known]

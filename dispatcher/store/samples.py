@@ -12,8 +12,8 @@ import orjson
 from dispatcher.domain.values import dataclass
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.figures import count_for_monitor
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.figures import count_for_monitor, measure_latency
+from dispatcher.store.statements import Source, fetch, statement
 from dispatcher.version import VERSION
 
 KEEP_DAYS: Final = 3
@@ -49,6 +49,21 @@ class MinuteSample:
     attempts: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """The worst that monitors found in ten minutes; see `Latency`. None: it is not known."""
+
+    begins_at: datetime
+    longest_due_seconds: float | None
+    p50_seconds: float | None
+    p99_seconds: float | None
+    dlq_messages: int | None
+
+
+@statement
+async def list_trend(source: Source) -> list[Trend]: ...
+
+
 async def save_sample(
     session: AsyncSession, queues: Mapping[str, QueueDepth] | None, *, every_seconds: float
 ) -> int | None:
@@ -81,6 +96,8 @@ async def save_sample(
         "days": KEEP_DAYS,
         "every_seconds": every_seconds,
     }
+    latency = await measure_latency(session)
+    parameters |= {each: latency and getattr(latency, each) for each in ("p50_seconds", "p99_seconds")}
     stored = await fetch(session, "save_sample", parameters)
     return stored[0][0] if stored else None
 

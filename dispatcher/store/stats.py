@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from dispatcher.domain.stats import Per, Stats
+from dispatcher.domain.stats import Per, SplitCount, Stats
 from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.statements import Source, fetch, statement
@@ -45,6 +45,10 @@ async def list_stats(
     provider: str | None = None,
     tag: str | None = None,
 ) -> list[Stats]: ...
+@statement
+async def split_stats(
+    source: Source, *, is_day: bool, since: datetime, split: Per, tenant_id: str | None
+) -> list[SplitCount]: ...
 
 
 async def count_round(

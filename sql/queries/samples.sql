@@ -33,12 +33,14 @@ with deleted as (
     where minute < statement_timestamp() - %(days)s * interval '1 day'
 )
 insert into dispatcher.minute_sample (
-    minute, taken_at, emails, oldest_pending_seconds, longest_due_seconds, queues, attempts, counted_since, counted
+    minute, taken_at, emails, oldest_pending_seconds, longest_due_seconds, queues, attempts, counted_since, counted,
+    p50_seconds, p99_seconds
 )
 values (
     date_trunc('minute', statement_timestamp()), statement_timestamp(), %(emails)s::jsonb,
     %(oldest_pending_seconds)s::double precision, %(longest_due_seconds)s::double precision, %(queues)s::jsonb,
-    %(attempts)s::jsonb, %(counted_since)s::timestamptz, %(counted)s::jsonb
+    %(attempts)s::jsonb, %(counted_since)s::timestamptz, %(counted)s::jsonb, %(p50_seconds)s::double precision,
+    %(p99_seconds)s::double precision
 )
 on conflict (minute) do update
 set
@@ -49,7 +51,9 @@ set
     queues = excluded.queues,
     attempts = excluded.attempts,
     counted_since = excluded.counted_since,
-    counted = excluded.counted
+    counted = excluded.counted,
+    p50_seconds = excluded.p50_seconds,
+    p99_seconds = excluded.p99_seconds
 where minute_sample.taken_at not between
     clock_timestamp() - %(every_seconds)s::double precision * interval '1 second' and clock_timestamp()
 returning (
@@ -62,6 +66,17 @@ returning (
         )
         and acted_at <= statement_timestamp() - interval '1 minute'
 );
+
+-- name: list_trend
+-- The worst of each ten minutes of the last 24 hours, oldest first.
+select
+    date_bin('10 minutes', minute, 'epoch') as begins_at, max(longest_due_seconds) as longest_due_seconds,
+    max(p50_seconds) as p50_seconds, max(p99_seconds) as p99_seconds,
+    max((queues -> 'dlq' ->> 'messages')::bigint) as dlq_messages
+from dispatcher.minute_sample
+where minute >= statement_timestamp() - interval '24 hours'
+group by begins_at
+order by begins_at;
 
 -- name: list_samples
 -- The samples of the last `minutes`, oldest first.

@@ -410,6 +410,18 @@ group by name
 order by case when %(per)s::text in ('day', 'hour') then min(begins_at) end, sum(sent) desc, name
 limit 1000;
 
+-- name: split_stats
+-- The sent emails of each hour, or of each day, by a tenant, a lane or a provider.
+select
+    begins_at,
+    case %(split)s::text when 'tenant' then tenant_id when 'lane' then lane else provider end as name,
+    sum(sent)::bigint as sent
+from dispatcher.email_stat
+where is_day = %(is_day)s
+    and begins_at >= %(since)s
+    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+group by begins_at, name;
+
 -- name: list_tenants
 -- Tenants that sent an email in the last seven days, and tenants for which something is set: what is set, and their counts
 -- of the current hour and the 23 hours before, and of today (UTC) and the six days before. The largest first; at most

@@ -18,6 +18,7 @@ import pytest
 from dispatcher import Email, enqueue
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
+from dispatcher.store.migrations import all_migrations
 from dispatcher.store.retention import KINDS
 from tests.cli.commandline import CommandLine, settings_for
 from tests.waiting import wait_until
@@ -25,6 +26,7 @@ from tests.waiting import wait_until
 AWAY = "127.0.0.1:1"
 OLD_WEEK = "select email_partitions_make(clock_timestamp() - interval '100 days', 0)"
 ROOT = Path(__file__).parents[2]
+NEXT = all_migrations()[-1].number + 1
 ENQUEUE_SECONDS = 3.0
 """The longest wait of an application while `init` tries to lock a table."""
 EMAIL = Email(message_key="order-17", sender="a@example.com", to="b@example.org", subject="-", text="-")
@@ -114,7 +116,7 @@ def test_applications_enqueue_while_init_waits_and_names_why(
         words = f"email_log, because of pid {pid} (user {user}, application nightly-report, transaction open since "
         assert max(waits) < ENQUEUE_SECONDS
         assert init.returncode == 75
-        assert "Migration 0005 two_tables cannot lock " + words in stderr.decode()
+        assert f"Migration {NEXT:04} two_tables cannot lock " + words in stderr.decode()
         assert "Try 1 of 2" in stderr.decode()
         assert "Gave up after 2 tries." in stderr.decode()
 
@@ -129,11 +131,12 @@ def test_init_says_how_many_rows_it_changes_and_waits_for_no_reader(
         done = release("init", "--tries", "1", "--json")
 
     rows = "changes these tables (with about so many rows):"
+    meanwhile = "while others read and write"
     assert done.code == 0
     assert done.json["plan"] == [
-        f"migration 0005 two_tables {rows} email_log (0), email_idempotency (1)",
-        f"migration 0006 event_index {rows} email_event (0); builds email_event_later while others read and write",
-        f"migration 0007 listing {rows} suppression (0); builds suppression_later while others read and write",
+        f"migration {NEXT:04} two_tables {rows} email_log (0), email_idempotency (1)",
+        f"migration {NEXT + 1:04} event_index {rows} email_event (0); builds email_event_later {meanwhile}",
+        f"migration {NEXT + 2:04} listing {rows} suppression (0); builds suppression_later {meanwhile}",
     ]
     assert [f"postgresql: {each}" for each in done.json["plan"]] == done.stderr.splitlines()
     assert "built index suppression_later" in done.json["changes"]["postgresql"]
@@ -161,7 +164,7 @@ def test_applications_write_while_an_index_waits_for_a_transaction_which_init_na
     with using(release, "set transaction isolation level repeatable read", "select 1") as report:
         pid = report.info.backend_pid
         blocked = release("init", "--tries", "1", "--json")
-        migrations = ["applied migration 0005 two_tables", "applied migration 0006 event_index"]
+        migrations = [f"applied migration {NEXT:04} two_tables", f"applied migration {NEXT + 1:04} event_index"]
         assert (blocked.code, blocked.json["changes"]["postgresql"]) == (75, migrations)
         fault = blocked.json["faults"]["postgresql"]
         assert f"is not built, because of the session {pid} " in fault
