@@ -59,7 +59,7 @@ PINNED: dict[str, Any] = {"provider": "resend", "pinned_at": BEGAN, "crash_count
     ("step", "before", "status", "reason", "counts"),
     [
         pytest.param(unsent, {}, "pending", None, (0, 0), id="unsent"),
-        pytest.param(rendering, {}, "pending", "worker_crashed", (0, 1), id="rendering"),
+        pytest.param(rendering, {"crash_count": 1}, "pending", "worker_crashed", (0, 2), id="rendering, second crash"),
         pytest.param(rendering, {"crash_count": 2}, "failed", "worker_crashed", (0, 3), id="rendering, third crash"),
         pytest.param(rendering, PINNED, "held", "worker_crashed", (0, 3), id="rendering what a provider may have"),
         pytest.param(on_the_wire, {}, "held", "outcome_unknown", (1, 0), id="on the wire"),
