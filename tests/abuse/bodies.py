@@ -25,7 +25,6 @@ PARSING_MS: Final = 500.0
 
 
 def email(**fields: Any) -> bytes:
-    """A valid email as JSON, with the given fields changed."""
     return orjson.dumps(EMAIL | fields)
 
 

@@ -56,5 +56,4 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The case's name on the command line."""
         return f"{self.family}: {self.name}"

@@ -58,7 +58,6 @@ async def _unread(path: str, kind: str | None, ahead: int, connections: int, tar
 
 
 async def _flood(target: Target) -> list[str]:
-    """Sends a thousand requests on one connection without waiting for responses."""
     async with await RawConnection.open(target.port) as client:
         await client.send(get("/healthz") * 1000)
         results = await client.answers()
@@ -66,7 +65,6 @@ async def _flood(target: Target) -> list[str]:
 
 
 async def _reset(target: Target) -> list[str]:
-    """Opens connections, sends parts of a request, and resets the connections."""
     for octets in (b"", b"GET /", get("/docs"), _half_upload(target)):
         client = await RawConnection.open(target.port)
         await client.send(octets)

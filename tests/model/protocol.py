@@ -106,7 +106,6 @@ class Rules:
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
-        """A copy of these rules with different faults."""
         return replace(self, faults=faults)
 
 
@@ -127,7 +126,6 @@ class Change(NamedTuple):
 
 
 def changes(state: State, rules: Rules) -> Iterator[Change]:
-    """Every step from this state."""
     for change in _all_changes(state, rules):
         if change.fault is None or change.fault in rules.faults:
             yield change
@@ -170,10 +168,7 @@ def _row_is(state: State, **fields: Any) -> State:
 def _token_moves(state: State, owner: int | None = None) -> State:
     """The row gets a new token, which only `owner` has. All other workers' tokens are then old."""
     workers = tuple(
-        w._replace(
-            owns=i == owner,
-            late=Late.NONE if w.late is Late.RELEASE else w.late,
-        )
+        w._replace(owns=i == owner, late=Late.NONE if w.late is Late.RELEASE else w.late)
         for i, w in enumerate(state.workers)
     )
     return state._replace(
@@ -727,7 +722,6 @@ def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _begun(state: State) -> State:
-    """An attempt begins on the wire."""
     if state.cancelled:
         return state._replace(wrong="the email was cancelled, and an attempt began afterwards")
     if state.row.is_over:

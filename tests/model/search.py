@@ -41,7 +41,6 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def _wrong_messages(state: State) -> str | None:
-    """What is wrong with the messages and dead letters of the email's status."""
     row = state.row
     if row.status is Status.CANCELLED and (row.due or row.dead_letter is DeadLetter.DUE):
         return "cancelled, and a message or a dead letter is due"

@@ -74,8 +74,6 @@ class Late(IntEnum):
 
 
 class DeadLetter(IntEnum):
-    """The email's dead letter: none, due, or on the DLQ."""
-
     NONE = 0
     DUE = auto()
     PUBLISHED = auto()

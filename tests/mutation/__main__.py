@@ -191,8 +191,6 @@ def _benches(jobs: int) -> Iterator[Callable[[Fault], Verdict]]:
 
 
 class _Bench:
-    """A copy of the checkout."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seconds = 0

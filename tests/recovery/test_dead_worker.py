@@ -410,7 +410,6 @@ async def test_of_a_ledger_from_before_a_reboot_only_the_named_emails_are_settle
 
 @contextlib.contextmanager
 def locked(host: Host, *email_ids: UUID) -> Iterator[psycopg.Connection]:
-    """Locks the emails' rows until the block ends or commits."""
     with psycopg.connect(host.url) as person:
         for email_id in email_ids:
             Books(person).lock(email_id)

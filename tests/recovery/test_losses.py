@@ -345,6 +345,5 @@ async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued
 
 @asynccontextmanager
 async def worker_of(pair: PostgresPair) -> AsyncIterator[LeaseStore]:
-    """A worker's statements on the primary."""
     async with make_pool(pair.url, name=WORKER, size=1) as pool:
         yield LeaseStore(pool, worker=WORKER, slot="slot-1")

@@ -53,7 +53,6 @@ def settings_for(amqp_url: str, tables_url: str, topology: Topology, **more: str
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """Starts relays that stop at the end of the test."""
     async with AsyncExitStack() as stack:
 
         async def run(
@@ -83,8 +82,6 @@ async def start() -> AsyncIterator[Start]:
 
 
 class Relay:
-    """The tables and queues of relays that a test starts."""
-
     def __init__(self, settings: Settings, books: Books, rabbit: Rabbit, start: Start) -> None:
         self.settings = settings
         self.books = books
@@ -92,7 +89,6 @@ class Relay:
         self._start = start
 
     async def start(self, settings: Settings | None = None, **options: float) -> PublishLoop:
-        """Starts a relay; without settings, with those of the test."""
         return await self._start(settings or self.settings, **options)
 
     async def leads(self) -> int:

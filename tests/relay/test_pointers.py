@@ -113,8 +113,6 @@ class Publishing:
             pass
 
     async def until(self, pointers: PointerPublisher, condition: Callable[[], bool]) -> None:
-        """Runs rounds until a condition is true."""
-
         async def is_true() -> bool:
             await self.once(pointers)
             return condition()

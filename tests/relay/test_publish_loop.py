@@ -176,8 +176,6 @@ async def test_a_dead_letter_holds_enough_to_replay_and_nothing_private(
 
 async def test_dead_letters_follow_each_other_without_a_wait(relay: Relay, tables_url: str, store: LeaseStore) -> None:
     class Writer:
-        """A queue that confirms everything."""
-
         is_open = True
 
         async def write(self, messages: Sequence[Outgoing]) -> list[bool]:

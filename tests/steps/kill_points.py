@@ -97,7 +97,6 @@ class KillPlan:
             path.with_suffix(".new").rename(path)
 
     def kills(self) -> list[Kill]:
-        """All kills so far, in order."""
         path = self.folder / "kills"
         # The last line may be incomplete, because a process may be writing it.
         *whole, _unfinished = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -118,7 +117,6 @@ class KillPlan:
         return order[place], random.Random(f"{self.seed} {role} {number}")
 
     def record(self, step: Step, on_the_wire: Iterable[UUID]) -> None:
-        """Records the kill that follows."""
         line = {"pid": os.getpid(), "step": step, "on_the_wire": list(on_the_wire)}
         descriptor = os.open(self.folder / "kills", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(descriptor, orjson.dumps(line) + b"\n")
@@ -142,7 +140,6 @@ class FaultInjector:
         self.on_the_wire: dict[int, UUID] = {}
 
     def enable(self, role: str, steps: tuple[Step, ...]) -> None:
-        """Allows kills of this process, at these steps."""
         self.role, self._steps = role, steps
 
     def is_due(self, step: Step) -> bool:
@@ -157,7 +154,6 @@ class FaultInjector:
         return self._left == 0
 
     def reach(self, step: Step) -> None:
-        """Kills the process if this step is due."""
         if self.is_due(step):
             self.die(step)
 
@@ -178,7 +174,6 @@ def inject_faults(kill_plan: KillPlan) -> None:
 
 
 def _restart_without_wait() -> None:
-    """Makes the parent restart processes without a delay."""
     from dispatcher.supervisor.supervised import Restarts
 
     Restarts.wait_seconds = property(lambda _: 0.0)  # type: ignore[method-assign, assignment]

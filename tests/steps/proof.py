@@ -100,7 +100,6 @@ def prove(host: Host, kills: int, seed: int) -> Proof:
 
 
 def start(host: Host, kill_plan: KillPlan, **settings: object) -> Program:
-    """Starts `dispatcher run` with this plan's faults."""
     argv = [
         sys.executable,
         "-m",

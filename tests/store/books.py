@@ -32,8 +32,6 @@ def email(key: str = "key-1", **fields: Any) -> Email:
 
 
 class Books:
-    """Direct access to the tables of one database."""
-
     def __init__(self, connection: psycopg.Connection) -> None:
         """The connection must be in autocommit mode."""
         self.connection = connection
@@ -82,7 +80,6 @@ class Books:
         return Counter({row["status"]: row["count"] for row in rows})
 
     def attempts(self, email_id: UUID) -> list[Row]:
-        """The email's attempts in the order of their numbers."""
         return self.select(
             "select * from every_attempt where email_id = %s order by attempt_number, started_at", email_id
         )
@@ -115,19 +112,16 @@ class Books:
         return int(row["found"])
 
     def sessions(self, name: str) -> list[Row]:
-        """The rows of `pg_stat_activity` for the sessions with this `application_name`."""
         return self.select(
             "select * from pg_stat_activity where application_name = %s and datname = current_database()", name
         )
 
     def other_sessions(self) -> list[Row]:
-        """The rows of `pg_stat_activity` for all other sessions of this database."""
         return self.select(
             "select * from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
         )
 
     def waiting_for_a_lock(self, name: str) -> bool:
-        """Whether a session with this `application_name` waits for a lock."""
         return any(row["wait_event_type"] == "Lock" for row in self.sessions(name))
 
     def terminate(self, name: str, *, waiting: bool = False) -> int:

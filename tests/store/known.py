@@ -81,7 +81,6 @@ class Known:
         self.attempts += 1
 
     def close(self, status: Status, step: int) -> None:
-        """The email gets this status, and loses its lease."""
         assert self.status is status or (self.status, status) in ALLOWED
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
@@ -91,7 +90,6 @@ class Known:
             self.announced.append(status)
 
     def release(self, step: int, *, token_moves: bool) -> None:
-        """The worker or the relay releases the lease, and the attempt is not counted."""
         self.close(Status.PENDING, step)
         self.attempts -= 1
         self.token += token_moves
@@ -132,7 +130,6 @@ class Known:
             self.rescue_of = (self.rescue_of[0], None, self.rescue_of[2])
 
     def record(self, status: Status, outcome: str, step: int) -> None:
-        """A worker records a result under its lease."""
         self.was_uncertain |= outcome == "uncertain"
         self._confirm_rescue()
         if status is Status.SENDING:

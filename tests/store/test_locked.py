@@ -31,7 +31,6 @@ async def store(tables_url: str) -> AsyncIterator[LeaseStore]:
 
 @contextmanager
 def lock_holder(tables_url: str, *, locks: str, email_id: UUID) -> Iterator[None]:
-    """Opens a transaction that locks the email's row in the table `locks`."""
     with psycopg.connect(tables_url, application_name="other-session") as connection:
         connection.execute(f"select from {locks} where email_id = %s for update".encode(), (email_id,))
         yield

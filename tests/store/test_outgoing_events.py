@@ -38,7 +38,6 @@ NOW: Final = datetime.now(UTC)
 
 
 def insert(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:
-    """Inserts events; returns their ids in order."""
     return [row[0] for row in connection.execute(INSERT, [tenant, count]).fetchall()]
 
 

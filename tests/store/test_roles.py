@@ -148,7 +148,6 @@ class Session:
         return self.connection
 
     def reset(self) -> None:
-        """Becomes the superuser again."""
         self.execute("reset session authorization")
 
     def permits(self, role: str, statement: str) -> bool:
@@ -374,7 +373,6 @@ def used_by(names: set[str]) -> dict[str, set[str]]:
 
 
 def role_named(name: str, role: str) -> Role:
-    """The grants of the kind `role`, for a role with the name `name`."""
     names = {"producer": "app", "dispatcher": "mail", "reader": "oncall", role: name}
     (found,) = [each for each in roles_of(**names, is_exact=False) if each.role == role]
     return found

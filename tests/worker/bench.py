@@ -61,13 +61,11 @@ class Worker:
         self.stopping.set()
 
     async def stop(self) -> None:
-        """Drains the worker, and waits until it has stopped."""
         self.stopping.set()
         await asyncio.wait_for(self.task, 30)
 
     @property
     def in_flight(self) -> int:
-        """The number of ledger slots that are in use."""
         return slots_in_use(self.ledger)
 
 
@@ -158,7 +156,6 @@ class Bench:
                 await asyncio.gather(each, return_exceptions=True)
 
     async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1, lane: str = NORMAL) -> None:
-        """Publishes the emails' messages, as the relay does."""
         keys = self.books.keys(list(email_ids))
         queue = self.topology.send_queues[lane]
         messages = [Outgoing.of_pointer(queue, Pointer(each, keys[each])) for each in keys]
@@ -175,7 +172,6 @@ class Bench:
         assert await self._publisher.publish(messages) == [True]
 
     async def deliver_pointer(self, email_id: UUID, message_key: str) -> None:
-        """Publishes a pointer with this id and message key."""
         message = Outgoing.of_pointer(self.topology.queue, Pointer(email_id, message_key))
         assert await self._publisher.publish([message]) == [True]
 
@@ -256,7 +252,6 @@ class Bench:
         await until_answer(it_is_there)
 
     async def close(self) -> None:
-        """Stops the workers that the test has started, and closes all connections."""
         self.provider.let_go()
         await self._stack.aclose()
         await self._publisher.close()

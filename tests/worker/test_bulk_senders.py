@@ -32,7 +32,6 @@ SENT: Final[Kind] = (Accepted, None)
 
 
 def templated(number: int, **changes: Any) -> OutgoingEmail:
-    """An email to a separate recipient, with the template that all tests use."""
     usual = {"to": (f"customer-{number}@example.com",), "template_id": "d-1", "template_data": {"order": f"A{number}"}}
     return an_email(**{"subject": "", "text": None, **usual, **changes})
 
@@ -101,7 +100,6 @@ def calls(place: Place) -> int:
 
 @pytest.fixture
 async def ses(tmp_path: Path) -> AsyncIterator[SesPlace]:
-    """The ses adapter and an SES double."""
     async with ses_place(tmp_path / "ses") as opened:
         yield opened
 

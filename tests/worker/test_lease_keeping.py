@@ -16,14 +16,7 @@ from tests.recovery.tally import counted
 from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import (
-    ScriptedProvider,
-    accept,
-    accept_when_let_go,
-    answer,
-    answer_when_let_go,
-    never_leave,
-)
+from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer, answer_when_let_go, never_leave
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = "6"

@@ -37,7 +37,6 @@ BOUND = "16"
 
 
 async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Accepts small emails immediately, and large emails after `let_go`."""
     is_large = sum(len(file.content) for file in email.attachments) > MEGABYTE
     return await (accept_when_let_go if is_large else accept)(provider, email, attempt)
 

@@ -33,7 +33,6 @@ def emails_in(message: Taken) -> list[UUID]:
 
 
 def withhold(bench: Bench, email_ids: Iterable[UUID]) -> None:
-    """Delays the provider's answers for these emails until `let_go`."""
     for email_id in email_ids:
         bench.provider.script[email_id].append(accept_when_let_go)
 

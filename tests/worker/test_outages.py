@@ -50,7 +50,6 @@ async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, po
 
 @contextmanager
 def locked_email(bench: Bench) -> Iterator[tuple[UUID, psycopg.Connection]]:
-    """A new email whose row is locked during the block."""
     email_id = bench.books.enqueue_one()
     with bench.locked(email_id) as person:
         yield email_id, person
@@ -143,7 +142,6 @@ async def test_the_worker_waits_for_a_read_only_server(bench: Bench) -> None:
 
 @contextmanager
 def constraint(books: Books, rule: str) -> Iterator[None]:
-    """Adds a constraint to the table `email_attempt` during the block."""
     books.connection.execute(f"alter table email_attempt add constraint strict check ({rule})".encode())
     yield
     books.connection.execute("alter table email_attempt drop constraint strict")

@@ -189,8 +189,6 @@ def test_before_the_first_read_nothing_is_leased() -> None:
 
 
 class CountedReads(FakeStore):
-    """Counts how often the worker reads the controls."""
-
     reads = 0
 
     async def read_controls(self) -> Controls:

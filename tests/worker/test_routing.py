@@ -32,7 +32,6 @@ def pair(first: Act = accept) -> tuple[ScriptedProvider, ScriptedProvider]:
 
 
 def refuse(reason: Reason, retry_after: float | None = None) -> Act:
-    """Refuses an email for this reason: the provider did not accept it."""
     return answer(Deferred(reason, "not now", "451", retry_after))
 
 

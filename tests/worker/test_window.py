@@ -39,7 +39,6 @@ class Scene:
         self.window = Window(routes, prefetch, inbox or BatchQueue[None]())
 
     def hold(self, count: int, *events: EmailEvent) -> None:
-        """Adds this number of leased emails to the window, and applies the events to each email."""
         for _ in range(count):
             lease = Lease(uuid4(), None, 1, 1, None, None)
             message = Delivery(1, 1, b"", redelivered=False)
@@ -49,7 +48,6 @@ class Scene:
             self.window.emails[email.email_id] = email
 
     def half_open(self) -> None:
-        """Makes the breaker half open."""
         self.breaker.open(self.breaker.begin(), "bad credentials")
         self.now += FIRST_OPEN_SECONDS
 
@@ -163,7 +161,6 @@ class Inbox:
 
 @pytest.fixture
 async def inbox() -> AsyncIterator[Inbox]:
-    """An inbox that leases."""
     made = Inbox()
     yield made
     made.task.cancel()
