@@ -35,16 +35,9 @@ HEALTH_EVERY_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What was measured during one case.
-
-    Attributes:
-        got: How often the attackers got each result.
-        memory_mb: The largest growth of the API process's memory since the process was last idle.
-        health_ms: The slowest response of /healthz, minus the time during which the API or the bystander waited for a
-            CPU.
-        sends_share: The emails per second that the other tenant enqueued, as a share of its rate without an attack.
-        faults: Unexpected errors in the API's log.
-    """
+    """How often the attackers got each result; the largest growth of the API's memory since it was last idle; the
+    slowest response of /healthz, minus the time during which the API or the bystander waited for a CPU; the other
+    tenant's emails per second, as a share of its rate without an attack; and the unexpected errors in the API's log."""
 
     case: Case
     got: Counter[str]

@@ -73,8 +73,6 @@ class Rules:
     """The protocol's rules. A mutant switches off one rule.
 
     Attributes:
-        policy: What happens to an email whose outcome is unknown.
-        faults: The faults that may occur.
         ledger: A worker writes its in-flight ledger.
         tokens: A write under a lost lease changes nothing, unless it records an acceptance.
         ack_after_commit: The worker acks a message after the commit; otherwise on delivery.
@@ -110,14 +108,7 @@ class Rules:
 
 
 class Change(NamedTuple):
-    """One step.
-
-    Attributes:
-        text: A description of the step.
-        after: The state after the step.
-        transition: The status transition; None if the status does not change.
-        fault: The fault; None for a regular step.
-    """
+    """One step. `transition`: None if the status does not change. `fault`: None for a regular step."""
 
     text: str
     after: State
@@ -241,14 +232,9 @@ def _recorded(
     pinned: bool = False,
     by_key: bool = False,
 ) -> tuple[State, Transition | None]:
-    """Models the `record` statement; returns the next state, and the transition if the status changes.
-
-    Args:
-        owns: The lease token with which the worker records is the row's token.
-        owner: The number of the worker that keeps the lease and retries if the email was deferred; None if no worker
-            can retry.
-        owner_recovered: Recovery took the lease from this worker.
-    """
+    """Models the `record` statement; returns the next state, and the transition if the status changes. `owns`: the
+    worker records with the row's token. `owner`: the worker that keeps the lease and retries a deferred email; None if
+    no worker can retry. `owner_recovered`: recovery took the lease from this worker."""
     row = state.row
     is_in_doubt = pinned or (by_key and answer is Answer.UNCERTAIN)
     if owner_recovered and row.status is Status.HELD and answer is not Answer.ACCEPTED:
@@ -322,11 +308,8 @@ def _relay(state: State, rules: Rules) -> Iterator[Change]:
 
 
 def _judges_in_doubt(state: State, rules: Rules) -> Iterator[Change]:
-    """After a promotion that lost commits, the relay resends or holds an email in doubt, depending on the policy.
-
-    The relay waits until RabbitMQ has no message for the email and no worker has the email, because a worker may still
-    record a result.
-    """
+    """After a promotion that lost commits, the relay resends or holds an email in doubt, depending on the policy. The
+    relay waits until no message and no worker has the email, because a worker may still record a result."""
     if state.messages or any(worker.step is not Step.IDLE for worker in state.workers):
         return
     if rules.policy is OnUncertain.RESEND:
@@ -457,10 +440,8 @@ def _servers(state: State, rules: Rules) -> Iterator[Change]:
 
 
 def _promotion(state: State) -> Iterator[Change]:
-    """A standby is promoted: the email's row is again as it was enqueued, and the lease and its token are lost.
-
-    The relay has detected the promotion.
-    """
+    """A standby is promoted: the email's row is again as it was enqueued, and the lease and its token are lost. The
+    relay has detected the promotion."""
     if state.promoted:
         return
     workers = tuple(w._replace(owns=False, recovered=False, attempted=Answer.NONE) for w in state.workers)
@@ -586,11 +567,8 @@ _RENEWED: Final = frozenset(EmailState) - {
 
 
 def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) -> State:
-    """Applies events to the leased email, as the table of states defines.
-
-    Several events are one step if nothing depends on what happens in between: while an email waits or is being stopped,
-    the worker only keeps the lease.
-    """
+    """Applies events to the leased email, as the table of states defines. Several events are one step if nothing
+    depends on what happens in between: while an email waits or is being stopped, the worker only keeps the lease."""
     email: EmailState | None = state.workers[i].email
     for event in events:
         email = rules.table.get((email, event)) if email is not None else None

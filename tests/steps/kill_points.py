@@ -77,11 +77,7 @@ class Kill:
 
 
 class KillPlan:
-    """The targets and the recorded kills of a run, in a folder that all processes share.
-
-    Attributes:
-        signal: The signal that a process sends to itself.
-    """
+    """The targets and the recorded kills of a run, in a folder that all processes share."""
 
     def __init__(self, folder: Path, seed: int | str, number: signal.Signals = signal.SIGKILL) -> None:
         folder.mkdir(exist_ok=True)
@@ -124,11 +120,8 @@ class KillPlan:
 
 
 class FaultInjector:
-    """Kills or freezes this process when the process reaches the step that the kill plan drew for it.
-
-    Attributes:
-        role: The process's role; empty in a process that is never killed.
-    """
+    """Kills or freezes this process when the process reaches the step that the kill plan drew for it. A process without
+    a role is never killed."""
 
     def __init__(self, kill_plan: KillPlan) -> None:
         self._plan = kill_plan

@@ -30,13 +30,8 @@ _CONSTRAINTS = """
 
 @contextmanager
 def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
-    """Destroys the out-of-line (TOAST) values of the rows that the block writes to this table.
-
-    Reading such a value then fails: XX001, "missing chunk number 0 for toast value …".
-
-    Args:
-        connection: A superuser's connection, in autocommit mode.
-    """
+    """Destroys the out-of-line (TOAST) values of the rows that the block writes to this table. Reading such a value
+    then fails: XX001, "missing chunk number 0 for toast value …". Needs a superuser's connection in autocommit mode."""
     before = _last_chunk(connection, table)
     yield
     lost = 0

@@ -22,19 +22,17 @@ class Known:
 
     Attributes:
         expired_at: When the email's lease expired; None if the lease has not expired.
-        expiries: The number of different end times that the email's lease has had. Each statement that moves the end
-            sets a new end time.
+        expiries: How often the end of the email's lease was moved.
         due_since: The step at which the email became due to be published; None if the email is not due.
             `dead_letter_since` is the same for the dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
-        rows: The email's attempts: number, outcome and worker.
+        rows: Number, outcome and worker of each attempt.
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
         impossible: The kinds of events that were reported before any attempt.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         times: `send_at` and `expires_at` of its payload.
         is_over: Whether its expires_at has passed.
         is_overdue: Whether its wait is over, if it is waiting.
-        cancelled_by: `cancelled` or `expired` if it was cancelled.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
             `held`.
     """

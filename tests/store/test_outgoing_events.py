@@ -42,11 +42,8 @@ def insert(connection: psycopg.Connection, tenant: str = "shop", count: int = 1)
 
 
 def await_feed(connection: psycopg.Connection) -> None:
-    """Waits until the feed shows every committed event.
-
-    An event stays invisible while an older transaction is open in any database of the server, and other processes run
-    tests on the same server.
-    """
+    """Waits until the feed shows every committed event: an event stays invisible while an older transaction is open in
+    any database of the server, and other processes run tests on the same server."""
     wait_until(lambda: not connection.execute(INVISIBLE).fetchall(), seconds=60)  # no test holds a transaction longer
 
 
