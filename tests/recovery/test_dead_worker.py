@@ -22,7 +22,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
 from dispatcher.recovery.ledgers import RETRY_SECONDS, LedgerRecovery
 from dispatcher.store.connections import Pool, make_pool
-from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.leases import LeaseStore
 from dispatcher.telemetry import metrics
 from tests.recovery.lost_workers import (
     BEGAN,
@@ -563,13 +563,8 @@ async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
 
 async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host(host: Host) -> None:
     unnamed, wire, accepted, deferred, rejected = leases = await host.lease(5)
-    answers: list[tuple[Lease, Outcome]] = [
-        (accepted, Accepted()),
-        (deferred, THROTTLED),
-        (rejected, Rejected(Reason.REFUSED)),
-    ]
-    steps: list[tuple[Lease, Step]] = [(each, answered(outcome)) for each, outcome in answers]
-    host.die((unnamed, unsent), (wire, on_the_wire), *steps)
+    steps = [(accepted, answered(Accepted())), (deferred, answered(THROTTLED))]
+    host.die((unnamed, unsent), (wire, on_the_wire), (rejected, answered(Rejected(Reason.REFUSED))), *steps)
     await host.recover_elsewhere()
     assert host.books.statuses() == {"held": 5}
 

@@ -27,6 +27,7 @@ from dispatcher.store.outbox import Outbox
 from tests.recovery.lost_workers import EXPIRED, RELAY, SLOT, WORKER, Host, answered, on_the_wire, settings
 from tests.recovery.tally import counted
 from tests.store.books import Books
+from tests.store.damage import constraint
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
@@ -133,12 +134,9 @@ async def test_a_result_that_postgresql_refuses_does_not_end_the_relay(frozen: F
     refused, unsent = await frozen.host.lease(2)
     answered(Rejected(Reason.REFUSED))(frozen.ledger, refused)
     frozen.run_out(refused, unsent)
-    connection = frozen.host.books.connection
-    connection.execute("alter table email_attempt add constraint strict check (outcome <> 'rejected')")
-    try:
+
+    with constraint(frozen.host.books.connection, "outcome <> 'rejected'"):
         await frozen.look(50)
-    finally:
-        connection.execute("alter table email_attempt drop constraint strict")
 
     assert len(set(frozen.reports)) == 1
     assert frozen.host.statuses(refused, unsent) == ["sending", "pending"]

@@ -17,13 +17,16 @@ from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
+from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS
 from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from dispatcher.supervisor.relay_process import leader_services
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import lease_one, result
 from tests.waiting import until
 
 LOOKS = 6
@@ -114,7 +117,7 @@ class Relay:
         return {row["email_id"] for row in rows if tenant_id in (None, row["tenant_id"])}
 
     async def dead_letter(self, store: LeaseStore, status: Status = Status.FAILED, **fields: str) -> UUID:
-        (lease,) = await store.lease(self.books.keys([self.books.enqueue_one()]), 60)
+        lease = await lease_one(store, self.books)
         await store.record([result(lease, status, **fields)])
         return lease.email_id
 
@@ -133,6 +136,14 @@ def leader(books: Books) -> int | None:
     (found,) = books.select("select named_lock_holder('relay') as pid")
     pid: int | None = found["pid"]
     return pid
+
+
+async def republish_lost(settings: Settings) -> None:
+    """Searches once for lost messages."""
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
+    async with await connect_async(settings.database_url, name="test relay") as session:
+        await LostMessages(settings, Outbox(session), publisher.find).run_once()
+    await publisher.close()
 
 
 async def next_round(books: Books) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -14,12 +13,11 @@ from dispatcher.domain.status import Status
 from dispatcher.relay import domain_waits
 from dispatcher.relay.domain_waits import DomainWaits
 from dispatcher.relay.timing import BATCH, WaitingEmails
-from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.relay.running import Relay, next_round
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import lease_one, result
 from tests.waiting import until
 
 PAST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,12 +27,6 @@ Ceilings = tuple[float | None, int | None] | tuple[float | None, int | None, flo
 
 def soon(**more: float) -> datetime:
     return datetime.now(UTC) + timedelta(**(more or {"hours": 1}))
-
-
-@pytest.fixture
-async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    async with await connect_async(tables_url, name="test relay") as session:
-        yield Outbox(session)
 
 
 def expire(books: Books, *email_ids: object) -> None:
@@ -142,8 +134,8 @@ async def test_an_email_that_expires_after_some_recipients_got_it_is_cancelled_a
 async def test_a_held_email_that_expires_needs_no_operator_any_more(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
-    email_id = books.enqueue_one(expires_at=soon())
-    (lease,) = await store.lease(books.keys([email_id]), 60)
+    lease = await lease_one(store, books, expires_at=soon())
+    email_id = lease.email_id
     await store.record([result(lease, Status.HELD)])
     assert books.row(email_id)["dead_letter_due_at"] is not None
     expire(books, email_id)

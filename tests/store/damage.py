@@ -70,6 +70,16 @@ def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iter
 
 
 @contextmanager
+def constraint(connection: psycopg.Connection, rule: str) -> Iterator[None]:
+    """During the block, PostgreSQL refuses attempts that break the rule."""
+    connection.execute(f"alter table email_attempt add constraint strict check ({rule})".encode())
+    try:
+        yield
+    finally:
+        connection.execute("alter table email_attempt drop constraint strict")
+
+
+@contextmanager
 def allow_damage(connection: psycopg.Connection) -> Iterator[None]:
     """Lets the block write values that the schema refuses, like a release that did not refuse them."""
     found = connection.execute(_CONSTRAINTS).fetchall()

@@ -300,7 +300,7 @@ def test_every_kind_of_list_survives_a_round_trip(connection: psycopg.Connection
         assert round_trip(connection, items, kind) == items
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=st.lists(st.none() | TEXTS, max_size=8))
 def test_every_text_survives_a_round_trip(connection: psycopg.Connection[Any], items: list[str | None]) -> None:
     assert round_trip(connection, items, "text[]") == items

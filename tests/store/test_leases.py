@@ -15,9 +15,9 @@ from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool
-from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, Lease, LeaseStore
+from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, LeaseStore
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import lease_one, result
 from tests.waiting import until
 
 EXPIRED, FAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
@@ -26,12 +26,6 @@ EXPIRED, FAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC
 def about(seconds: float) -> Any:
     """Equal to a number of seconds that PostgreSQL computed within the last half minute."""
     return pytest.approx(seconds, abs=30)
-
-
-async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
-    email_id = books.enqueue_one(**fields)
-    (lease,) = await store.lease(books.keys([email_id]), 60)
-    return lease
 
 
 async def test_a_lease_contains_the_whole_email(store: LeaseStore, books: Books) -> None:

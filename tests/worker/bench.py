@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -239,6 +239,12 @@ class Bench:
             await running[-1].stop()
         left = await self.rabbit.take(self.topology.queue)
         assert left is None, left
+
+    async def each_is_sent_once(self, email_ids: Collection[UUID]) -> None:
+        """Waits until these emails are sent, and no others exist; asserts that no email or message is left."""
+        await self.settled({"sent": len(email_ids)})
+        assert self.provider.accepted == dict.fromkeys(email_ids, 1)
+        await self.nothing_left_on_the_queue()
 
     async def _all_are_seen(self) -> None:
         """Publishes a last message to an unknown email, and waits until the worker has rejected it."""
