@@ -78,7 +78,6 @@ async def _sent(path: str, make: Callable[[], bytes], target: Target) -> list[st
 
 
 async def _in_chunks(piece: bytes, target: Target) -> list[str]:
-    """Sends a body with chunked encoding, one small piece per chunk."""
     start = head("POST /v1/emails", *target.named(), JSON, "Transfer-Encoding: chunked")
     return [await exchange(target.port, [start + piece * (MIB // len(piece)) + b"0\r\n\r\n"])]
 

@@ -138,7 +138,6 @@ class AttackedApi:
 
 
 def start_api(host: Host) -> tuple[Program, int, dict[str, str]]:
-    """Starts an API process with API keys and held emails. Returns the process, its port, and the keys by kind."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         keys = {
             "send": make_key(connection, tenant_id="attacker", scopes=["send"]),

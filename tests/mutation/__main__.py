@@ -52,8 +52,6 @@ _PATCHED: Final = re.compile(r"^--- a/(\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to plant: a file, its new text, and the tests that may notice it."""
-
     name: str
     file: str
     text: str

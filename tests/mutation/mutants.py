@@ -96,8 +96,6 @@ def _of_python(file: str, text: str) -> Iterator[Mutant]:
 
 
 class _Source:
-    """A Python file, whose nodes can be replaced."""
-
     def __init__(self, file: str, text: str) -> None:
         self._file = file
         self._octets = text.encode()

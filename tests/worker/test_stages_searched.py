@@ -227,9 +227,7 @@ def search(examples: int, monkeypatch: pytest.MonkeyPatch) -> dict[Row, list[Scr
 
     monkeypatch.setattr(in_flight_email, "TRANSITIONS", Recorded(TRANSITIONS))
 
-    @settings(
-        max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(st.tuples(st.lists(steps, min_size=1, max_size=12), st.booleans()))
     def holds(script: Script) -> None:
         used.clear()
