@@ -4,16 +4,14 @@ other leases. The relay does so only once."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery, Reason, Rejected, Uncertain
@@ -39,7 +37,7 @@ from tests.recovery.lost_workers import (
     unsent,
 )
 from tests.recovery.tally import counted
-from tests.store.books import Books, frozen_sessions
+from tests.store.books import frozen_sessions
 from tests.store.damage import refused
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
@@ -408,14 +406,6 @@ async def test_of_a_ledger_from_before_a_reboot_only_the_named_emails_are_settle
     assert host.ledgers() == []
 
 
-@contextlib.contextmanager
-def locked(host: Host, *email_ids: UUID) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(host.url) as person:
-        for email_id in email_ids:
-            Books(person).lock(email_id)
-        yield person
-
-
 def numbers(host: Host) -> set[int]:
     """The pids of the worker's sessions. In this test the pool outlives the worker, and replaces terminated
     sessions."""
@@ -424,7 +414,7 @@ def numbers(host: Host) -> set[int]:
 
 async def test_a_running_statement_of_the_dead_worker_is_ended_first(host: Host) -> None:
     email_id = host.books.enqueue_one()
-    with locked(host, email_id):
+    with host.books.locked(email_id):
         leasing = asyncio.create_task(host.worker.lease(host.books.keys([email_id]), 600))
         await until(lambda: host.books.waiting_for_a_lock(WORKER))
         before = numbers(host)
@@ -441,7 +431,7 @@ async def test_a_running_statement_of_the_dead_worker_is_ended_first(host: Host)
 
 async def test_a_running_record_of_the_dead_worker_is_not_recorded_twice(host: Host) -> None:
     (each,) = await host.lease()
-    with locked(host, each.email_id):
+    with host.books.locked(each.email_id):
         recording = asyncio.create_task(host.worker.record([result(each, Status.SENT, started_at=BEGAN)]))
         await until(lambda: host.books.waiting_for_a_lock(WORKER))
         before = numbers(host)
@@ -460,7 +450,7 @@ async def test_a_running_record_of_the_dead_worker_is_not_recorded_twice(host: H
 async def test_an_interrupted_settlement_runs_again(host: Host) -> None:
     unnamed, done = await host.lease(2)
     host.die((unnamed, unsent), (done, answered(Accepted())))
-    with locked(host, done.email_id):
+    with host.books.locked(done.email_id):
         settling = asyncio.create_task(host.settle())
         await until(lambda: host.books.waiting_for_a_lock(RELAY))
         host.books.terminate(RELAY)
@@ -481,7 +471,7 @@ async def test_locked_emails_are_settled_later_and_delay_nothing(host: Host) -> 
     host.die((unnamed, unsent), (other, unsent), *steps)
 
     async with host.recovery(0.1) as recovery:
-        with locked(host, *(each.email_id for each in (unnamed, wire, poison))):
+        with host.books.locked(*(each.email_id for each in (unnamed, wire, poison))):
             for _ in range(2):
                 await recovery.run_once()
                 assert host.statuses(other, done) == ["pending", "sent"]
@@ -498,7 +488,7 @@ async def test_a_suspect_that_was_locked_while_crashes_were_counted_keeps_its_le
     suspect, other = await host.lease(2)
     host.die((suspect, rendering), (other, unsent))
 
-    with locked(host, suspect.email_id):
+    with host.books.locked(suspect.email_id):
         settling = asyncio.create_task(host.settle())
         # A release of the suspect would wait for the lock, and succeed after its end.
         await until(lambda: settling.done() or host.books.waiting_for_a_lock(RELAY))
@@ -617,7 +607,7 @@ async def test_a_ledger_is_kept_until_its_locked_emails_can_be_recorded_or_their
         await host.recover_elsewhere()
 
     async with host.recovery(0.1) as recovery:
-        with locked(host, each.email_id), counted() as counts:
+        with host.books.locked(each.email_id), counted() as counts:
             await recovery.run_once()
             assert len(host.ledgers()) == 1
         assert counts == Counter()

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
@@ -26,7 +25,6 @@ from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.recovery.lost_workers import EXPIRED, RELAY, SLOT, WORKER, Host, answered, on_the_wire, settings
 from tests.recovery.tally import counted
-from tests.store.books import Books
 from tests.store.damage import constraint
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
@@ -206,10 +204,9 @@ async def test_a_worker_that_renews_during_the_settlement_keeps_its_lease(frozen
     unnamed, wire = await frozen.host.lease(2)
     on_the_wire(frozen.ledger, wire)
     frozen.run_out(unnamed, wire)
-    with psycopg.connect(frozen.host.url) as person:
+    with books.locked(unnamed.email_id) as person:
         # The relay has read the expired leases, and waits for the row lock. The renewal commits before the relay gets
         # the lock.
-        Books(person).lock(unnamed.email_id)
         looking = asyncio.create_task(frozen.look())
         await until(lambda: books.waiting_for_a_lock(RELAY))
         person.execute("update email_log set locked_until = clock_timestamp() + interval '1 minute'")

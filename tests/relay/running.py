@@ -39,17 +39,12 @@ Start = Callable[..., Awaitable[PublishLoop]]
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    return settings_for(servers.amqp_url, tables_url, topology)
-
-
-def settings_for(amqp_url: str, tables_url: str, topology: Topology, **more: str) -> Settings:
     given = {
         "DATABASE_URL": tables_url,
-        "AMQP_URL": amqp_url,
+        "AMQP_URL": servers.amqp_url,
         "EXCHANGE": topology.exchange,
         "QUEUE": topology.queue,
         "DLQ": topology.dlq,
-        **more,
     }
     return load({f"DISPATCHER_{name}": value for name, value in given.items()})
 

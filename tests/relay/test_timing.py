@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import psycopg
 import pytest
 
 from dispatcher.domain.controls import DomainLimit
@@ -74,17 +73,13 @@ async def test_the_service_runs_again_when_the_next_email_is_due(outbox: Outbox,
     assert await service.run_once() <= 0.2
 
 
-async def test_a_locked_email_does_not_keep_others_waiting_or_uncancelled(
-    outbox: Outbox, books: Books, tables_url: str
-) -> None:
+async def test_a_locked_email_does_not_keep_others_waiting_or_uncancelled(outbox: Outbox, books: Books) -> None:
     waiting, locked = books.enqueue(2, send_at=soon())
     expired, also_locked = books.enqueue(2)
     books.connection.execute("update email_log set wait_until = %s where status = 'waiting'", [PAST])
     expire(books, expired, also_locked)
-    with psycopg.connect(tables_url) as other:
-        Books(other).lock(locked)
-        Books(other).lock(also_locked)
 
+    with books.locked(locked, also_locked):
         assert await outbox.wake(10) == 1
         assert [each.email_id for each in await outbox.cancel_expired(10)] == [expired]
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from dispatcher import Email, enqueue_many
@@ -103,6 +104,14 @@ class Books:
     def lock(self, email_id: UUID) -> None:
         """Locks the email's row until this connection's transaction ends."""
         self.connection.execute("select from email_log where email_id = %s for update", [email_id])
+
+    @contextlib.contextmanager
+    def locked(self, *email_ids: UUID) -> Iterator[psycopg.Connection]:
+        """Locks the emails' rows in another session, until the block ends or the session's transaction."""
+        info = self.connection.info
+        with psycopg.connect(make_conninfo(**info.get_parameters(), password=info.password)) as person:
+            person.execute("select from email_log where email_id = any(%s) for update", [list(email_ids)])
+            yield person
 
     def count(self, table: str) -> int:
         counted = sql.SQL("select count(*) as found from {}").format(sql.Identifier(table))

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
@@ -133,12 +132,9 @@ async def test_two_racing_workers_never_lease_the_same_email(
     assert {lease.token for leases in answers for lease in leases} == {1}
 
 
-async def test_a_lease_waits_for_a_locked_row_and_then_reads_its_new_state(
-    store: LeaseStore, books: Books, tables_url: str
-) -> None:
+async def test_a_lease_waits_for_a_locked_row_and_then_reads_its_new_state(store: LeaseStore, books: Books) -> None:
     held, free = books.enqueue(2)
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(held)
+    with books.locked(held) as person:
         leasing = asyncio.create_task(store.lease(books.keys([held, free]), 60))
         await until(lambda: books.waiting_for_a_lock("worker-1"))
         person.execute("update email_log set status = 'failed' where email_id = %s", [held])

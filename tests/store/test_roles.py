@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
-from dispatcher import Acceptance, Attachment, Email, UnusableConnection, enqueue, enqueue_many, enqueue_many_async
+from dispatcher import Acceptance, Attachment, UnusableConnection, enqueue, enqueue_many, enqueue_many_async
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.store.grants import Role, roles_of
 from dispatcher.store.queries import all_queries, query
@@ -26,14 +26,7 @@ from tests.store.books import Books, email
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 ROLES: Final = ("producer", "dispatcher", "reader")
 OTHER: Final = "another application's email"
-CODE: Final = Email(
-    message_key="login-17",
-    sender="shop@example.com",
-    to="ann@example.org",
-    subject="Your code",
-    text="482913 is your code.",
-    erase_after_sending=True,
-)
+CODE: Final = email("login-17", text="482913 is your code.", erase_after_sending=True)
 KEYS: Final = "array['default'], array['other-1']"
 STATEMENTS: Final[dict[str, tuple[str, ...]]] = {
     "add a row to `email_log` with any values, such as an email that was already sent": (

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
-
-import psycopg
 
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
@@ -188,14 +186,6 @@ class Bench:
         email_ids = await self.enqueue(count)
         await until(lambda: len(self.provider.waiting) == count and worker.process_slot.is_up)
         return worker, email_ids
-
-    @contextmanager
-    def locked(self, *email_ids: UUID) -> Iterator[psycopg.Connection]:
-        """Locks the emails' rows during the block. PostgreSQL then waits in the middle of a worker's statement."""
-        with psycopg.connect(self._tables_url) as person:
-            for email_id in email_ids:
-                Books(person).lock(email_id)
-            yield person
 
     async def blocked(self, worker: Worker) -> None:
         """Waits until a statement of the worker waits for a lock."""

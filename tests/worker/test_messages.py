@@ -260,7 +260,7 @@ async def test_a_drain_in_the_middle_of_a_bundle_releases_unsent_emails_and_lose
 async def test_a_bundle_with_a_locked_email_is_requeued_until_the_lock_is_released(bench: Bench) -> None:
     email_ids = bench.books.enqueue(5)
     await bench.start(lock_seconds=0.2)
-    with bench.locked(email_ids[1]):
+    with bench.books.locked(email_ids[1]):
         await bench.deliver_together(email_ids)
         await bench.settled({"sent": 4, "pending": 1})
 

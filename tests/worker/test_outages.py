@@ -29,7 +29,7 @@ from tests.worker.scripted import accept, accept_when_let_go, answer
 @pytest.mark.parametrize("is_ended", [True, False], ids=["sessions ended during the record", "reply lost"])
 async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, postgres: Proxy, is_ended: bool) -> None:
     worker, email_ids = await bench.begin(4, DATABASE_URL=postgres.url)
-    with bench.locked(email_ids[-1]):
+    with bench.books.locked(email_ids[-1]):
         bench.provider.let_go()
         await bench.blocked(worker)
         if is_ended:
@@ -52,7 +52,7 @@ async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, po
 @contextmanager
 def locked_email(bench: Bench) -> Iterator[tuple[UUID, psycopg.Connection]]:
     email_id = bench.books.enqueue_one()
-    with bench.locked(email_id) as person:
+    with bench.books.locked(email_id) as person:
         yield email_id, person
 
 

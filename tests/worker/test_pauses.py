@@ -79,7 +79,7 @@ async def test_an_email_of_a_paused_tenant_whose_row_is_locked_is_put_back_when_
     await bench.start(lock_seconds=0.2)
     locked, free = bench.books.enqueue(2, tenant_id="acme")
     publish(bench, [locked, free])
-    with bench.locked(locked):
+    with bench.books.locked(locked):
         await bench.deliver([locked, free])
         await bench.all_are_delivered()
 
