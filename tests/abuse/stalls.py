@@ -33,7 +33,6 @@ async def _stall(sent: Callable[[Target], bytes], connections: int, target: Targ
 
 
 async def _drip(octets: Callable[[Target], bytes], target: Target) -> list[str]:
-    """Sends one byte at a time on 200 connections."""
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(await RawConnection.open(target.port)) for _ in range(200)]
         texts = [octets(target) for _ in clients]
@@ -47,7 +46,6 @@ async def _drip(octets: Callable[[Target], bytes], target: Target) -> list[str]:
 
 
 async def _unread(path: str, kind: str | None, ahead: int, connections: int, target: Target) -> list[str]:
-    """Requests large responses, and reads none."""
     request = get(path, *(target.named(kind) if kind else ()))
     async with AsyncExitStack() as opened:
         for _ in range(connections):

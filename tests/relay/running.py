@@ -107,7 +107,6 @@ class Relay:
         return await self.rabbit.take(self.settings.queue_of(lane)) is None
 
     def due(self, tenant_id: str | None = None) -> set[UUID]:
-        """The emails, or those of a tenant, with a due mark."""
         rows = self.books.select("select email_id, tenant_id from email_log where publish_due_at is not null")
         return {row["email_id"] for row in rows if tenant_id in (None, row["tenant_id"])}
 

@@ -136,7 +136,6 @@ class FaultInjector:
         self.role, self._steps = role, steps
 
     def is_due(self, step: Step) -> bool:
-        """Whether to kill the process at this step now."""
         if self._target is None and self.role and (drawn := self._plan.next_target(self.role, self._steps)):
             self._target, chance = drawn
             self._left = chance.randint(1, MAX_PASSES)

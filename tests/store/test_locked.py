@@ -22,7 +22,6 @@ from tests.store.books import Books
 
 @pytest.fixture
 async def store(tables_url: str) -> AsyncIterator[LeaseStore]:
-    """A worker's statements with a short lock timeout."""
     pool = make_pool(tables_url, name="worker-1", size=2, lock_seconds=0.1)
     await pool.open()
     yield LeaseStore(pool, worker="worker-1", slot="slot-1")

@@ -352,7 +352,6 @@ _USES: Final = {
 
 
 def used_by(names: set[str]) -> dict[str, set[str]]:
-    """The privileges that the statements need, by table or function."""
     used: dict[str, set[str]] = defaultdict(set)
     for name in names:
         text = all_queries()[name].decode()

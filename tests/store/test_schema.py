@@ -82,8 +82,6 @@ SHADOWS = """
 
 @pytest.fixture
 def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
-    """Sets DISPATCHER_DATABASE_SCHEMA when called; resets it after the test."""
-
     def use(name: str) -> None:
         monkeypatch.setenv("DISPATCHER_DATABASE_SCHEMA", name)
         queries.schema.cache_clear()

@@ -188,7 +188,6 @@ class Bench:
         return worker, email_ids
 
     async def blocked(self, worker: Worker) -> None:
-        """Waits until a statement of the worker waits for a lock."""
         await until(lambda: self.books.waiting_for_a_lock(worker.name))
 
     def due_in_seconds(self, email_id: UUID) -> float:
@@ -205,8 +204,6 @@ class Bench:
         return (await depths(self._servers.amqp_url, self.topology))[self.topology.send_queues[lane]]
 
     async def all_are_delivered(self) -> None:
-        """Waits until the send queue has no ready message."""
-
         async def none_waits() -> bool:
             return await self.waiting_messages() == 0
 

@@ -27,7 +27,6 @@ async def bench(
 
 @pytest.fixture
 async def broker(servers: Servers) -> AsyncIterator[Proxy]:
-    """A proxy to RabbitMQ that a test can interrupt."""
     async with Proxy(servers.amqp_url) as running:
         yield running
 

@@ -30,7 +30,6 @@ LONG_DEFERRAL = answer(Deferred(Reason.SERVER_ERROR, "later", "451", 60.0))
 
 
 def publish(bench: Bench, email_ids: Sequence[UUID]) -> None:
-    """Marks the emails as published, as the relay does after it published them."""
     for email_id in email_ids:
         bench.books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC))
 
