@@ -10,12 +10,8 @@ from uuid import uuid4
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an attacker knows about the API.
-
-    Attributes:
-        keys: API keys by kind: `send`, `read`, `unknown`, `wrong` (an existing id with another secret).
-        seconds: How long the attack lasts.
-    """
+    """What an attacker knows about the API. `keys`: by kind: `send`, `read`, `unknown`, `wrong` (an existing id with
+    another secret)."""
 
     port: int
     keys: dict[str, str]
@@ -37,14 +33,7 @@ Attack = Callable[[Target], Awaitable[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attack, repeated by several clients.
-
-    Attributes:
-        allowed: The results that the attackers may get.
-        clients: How many attackers repeat the attack concurrently.
-        seconds: How long the attackers repeat it.
-        max_health_ms: The slowest response of /healthz during the attack.
-    """
+    """One attack, which `clients` repeat concurrently for some seconds. They may get only the `allowed` results."""
 
     family: str
     name: str
@@ -56,5 +45,4 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The case's name on the command line."""
         return f"{self.family}: {self.name}"

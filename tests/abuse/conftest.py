@@ -1,5 +1,3 @@
-"""Fixtures for the API under attack."""
-
 from tests.acceptance.conftest import host
 
 __all__ = ["host"]

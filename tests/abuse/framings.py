@@ -182,9 +182,6 @@ CASES: Final = (
     ),
     *(
         Case("endless", name, partial(_endless_head, piece), frozenset({TOO_LARGE}))
-        for name, piece in (
-            ("header", b"x" * 8000),
-            ("number of headers", b"X: y\r\n" * 1000),
-        )
+        for name, piece in (("header", b"x" * 8000), ("number of headers", b"X: y\r\n" * 1000))
     ),
 )

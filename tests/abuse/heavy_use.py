@@ -13,6 +13,7 @@ from tests.abuse.case import Attack, Case, Target
 from tests.abuse.raw_connection import exchange, get, post
 from tests.api.running_api import EMAIL
 
+CONFLICTS: Final = ("422 idempotency-key-reused", "409 idempotency-key-in-use")
 CONTENT: Final = "QUJD" * (20 * MIB // 3)
 
 
@@ -60,14 +61,7 @@ def _sending(**fields: Any) -> Attack:
 CASES: Final = (
     _case("200 connections that send emails", _sending(), 200, "202"),
     _case("batches of 1,000", _batch, 64, "200"),
-    _case(
-        "the same key with other content",
-        _conflict,
-        64,
-        "202",
-        "422 idempotency-key-reused",
-        "409 idempotency-key-in-use",
-    ),
+    _case("the same key with other content", _conflict, 64, "202", *CONFLICTS),
     _case(
         "attachments of 20 MB", _sending(attachments=[FILE | {"content": CONTENT}]), 8, "202", max_health_ms=PARSING_MS
     ),

@@ -35,16 +35,9 @@ HEALTH_EVERY_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What was measured during one case.
-
-    Attributes:
-        got: How often the attackers got each result.
-        memory_mb: The largest growth of the API process's memory since the process was last idle.
-        health_ms: The slowest response of /healthz, minus the time during which the API or the bystander waited for a
-            CPU.
-        sends_share: The emails per second that the other tenant enqueued, as a share of its rate without an attack.
-        faults: Unexpected errors in the API's log.
-    """
+    """How often the attackers got each result; the largest growth of the API's memory since it was last idle; the
+    slowest response of /healthz, minus the time during which the API or the bystander waited for a CPU; the other
+    tenant's emails per second, as a share of its rate without an attack; and the unexpected errors in the API's log."""
 
     case: Case
     got: Counter[str]
@@ -68,7 +61,6 @@ class AttackedApi:
     _read_faults: int = 0
 
     async def measure(self, case: Case) -> CaseResult:
-        """Runs a case's attack, and returns the measurements."""
         at_rest, self._sends, self._health_ms, self._resident_bytes = self.resident_bytes(), 0, [], []
         began_at = time.monotonic()
         target = orjson.dumps({"port": self.port, "keys": self.keys, "seconds": case.seconds}).decode()
@@ -99,7 +91,6 @@ class AttackedApi:
         self.calm_sends_per_second = self._sends / CALM_SECONDS
 
     def resident_bytes(self) -> int:
-        """The API process's resident memory."""
         return int(Path(f"/proc/{self.api.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     async def send(self, number: int) -> None:
@@ -121,7 +112,6 @@ class AttackedApi:
                         self._sends += result == "202"
 
     async def check_health(self) -> None:
-        """Requests /healthz on a new connection."""
         began_at, waited, result = time.monotonic(), self._waited_seconds(), "reset"
         with suppress(OSError):
             async with await RawConnection.open(self.port) as connection:
@@ -148,7 +138,6 @@ class AttackedApi:
 
 
 def start_api(host: Host) -> tuple[Program, int, dict[str, str]]:
-    """Starts an API process with API keys and held emails. Returns the process, its port, and the keys by kind."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         keys = {
             "send": make_key(connection, tenant_id="attacker", scopes=["send"]),
@@ -167,7 +156,6 @@ def start_api(host: Host) -> tuple[Program, int, dict[str, str]]:
 
 @asynccontextmanager
 async def attacked_api(host: Host) -> AsyncIterator[AttackedApi]:
-    """Runs an API process and the bystander during the block."""
     attacked = AttackedApi(*await asyncio.to_thread(start_api, host))
     async with asyncio.TaskGroup() as group:
         works = [group.create_task(attacked.send(number)) for number in range(SENDERS)]
@@ -178,7 +166,6 @@ async def attacked_api(host: Host) -> AsyncIterator[AttackedApi]:
 
 
 def make_held(connection: psycopg.Connection) -> list[str]:
-    """Inserts held emails of the attacker's tenant, and returns their ids."""
     fields: Any = {"sender": EMAIL["from"], "to": EMAIL["to"], "subject": "Held", "text": "Held."}
     emails = [Email(message_key=f"held-{number}", tenant_id="attacker", **fields) for number in range(HELD)]
     ids = [str(answer.email_id) for answer in enqueue_many(connection, emails)]

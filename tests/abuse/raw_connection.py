@@ -20,7 +20,6 @@ JSON: Final = "Content-Type: application/json"
 
 
 def head(line: str, *headers: str) -> bytes:
-    """A request line with headers, including Host."""
     return "\r\n".join([f"{line} HTTP/1.1", HOST, *headers, "", ""]).encode("latin-1")
 
 
@@ -39,7 +38,6 @@ class RawConnection:
 
     @classmethod
     async def open(cls, port: int, *, receive_bytes: int | None = None) -> Self:
-        """Opens a connection to the API, with a receive buffer of this size."""
         client = socket.socket()
         client.setblocking(False)
         if receive_bytes is not None:
@@ -72,12 +70,10 @@ class RawConnection:
         return True
 
     def end_sending(self) -> None:
-        """Closes the sending direction; responses can still be read."""
         with suppress(OSError):
             self._writer.write_eof()
 
     def reset(self) -> None:
-        """Resets the connection (TCP RST)."""
         client = self._writer.get_extra_info("socket")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()

@@ -33,7 +33,6 @@ async def _stall(sent: Callable[[Target], bytes], connections: int, target: Targ
 
 
 async def _drip(octets: Callable[[Target], bytes], target: Target) -> list[str]:
-    """Sends one byte at a time on 200 connections."""
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(await RawConnection.open(target.port)) for _ in range(200)]
         texts = [octets(target) for _ in clients]
@@ -47,7 +46,6 @@ async def _drip(octets: Callable[[Target], bytes], target: Target) -> list[str]:
 
 
 async def _unread(path: str, kind: str | None, ahead: int, connections: int, target: Target) -> list[str]:
-    """Requests large responses, and reads none."""
     request = get(path, *(target.named(kind) if kind else ()))
     async with AsyncExitStack() as opened:
         for _ in range(connections):
@@ -58,7 +56,6 @@ async def _unread(path: str, kind: str | None, ahead: int, connections: int, tar
 
 
 async def _flood(target: Target) -> list[str]:
-    """Sends a thousand requests on one connection without waiting for responses."""
     async with await RawConnection.open(target.port) as client:
         await client.send(get("/healthz") * 1000)
         results = await client.answers()
@@ -66,7 +63,6 @@ async def _flood(target: Target) -> list[str]:
 
 
 async def _reset(target: Target) -> list[str]:
-    """Opens connections, sends parts of a request, and resets the connections."""
     for octets in (b"", b"GET /", get("/docs"), _half_upload(target)):
         client = await RawConnection.open(target.port)
         await client.send(octets)

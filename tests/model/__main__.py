@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 from dispatcher.domain.status import OnUncertain
 from tests.model.mutants import MUTANTS
@@ -36,7 +37,7 @@ def _options() -> argparse.Namespace:
 
 def _report(rules: Rules, faults: frozenset[Fault] | None) -> int:
     began = time.monotonic()
-    found = search(rules if faults is None else rules.with_faults(faults))
+    found = search(rules if faults is None else replace(rules, faults=faults))
     ends = ", ".join(f"{count} {status}" for status, count in sorted(found.ends.items()))
     seconds = time.monotonic() - began
     print(f"policy {rules.policy}: {found.states} states, {found.steps} steps, ends: {ends or 'none'}, {seconds:.1f} s")

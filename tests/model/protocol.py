@@ -8,7 +8,7 @@ steps. A step that changes the email's status has the transition of `dispatcher/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -73,8 +73,6 @@ class Rules:
     """The protocol's rules. A mutant switches off one rule.
 
     Attributes:
-        policy: What happens to an email whose outcome is unknown.
-        faults: The faults that may occur.
         ledger: A worker writes its in-flight ledger.
         tokens: A write under a lost lease changes nothing, unless it records an acceptance.
         ack_after_commit: The worker acks a message after the commit; otherwise on delivery.
@@ -105,20 +103,9 @@ class Rules:
     expiry_stops_sends: bool = True
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
 
-    def with_faults(self, faults: frozenset[Fault]) -> Rules:
-        """A copy of these rules with different faults."""
-        return replace(self, faults=faults)
-
 
 class Change(NamedTuple):
-    """One step.
-
-    Attributes:
-        text: A description of the step.
-        after: The state after the step.
-        transition: The status transition; None if the status does not change.
-        fault: The fault; None for a regular step.
-    """
+    """One step. `transition`: None if the status does not change. `fault`: None for a regular step."""
 
     text: str
     after: State
@@ -127,7 +114,6 @@ class Change(NamedTuple):
 
 
 def changes(state: State, rules: Rules) -> Iterator[Change]:
-    """Every step from this state."""
     for change in _all_changes(state, rules):
         if change.fault is None or change.fault in rules.faults:
             yield change
@@ -170,20 +156,19 @@ def _row_is(state: State, **fields: Any) -> State:
 def _token_moves(state: State, owner: int | None = None) -> State:
     """The row gets a new token, which only `owner` has. All other workers' tokens are then old."""
     workers = tuple(
-        w._replace(
-            owns=i == owner,
-            late=Late.NONE if w.late is Late.RELEASE else w.late,
-        )
+        w._replace(owns=i == owner, late=Late.NONE if w.late is Late.RELEASE else w.late)
         for i, w in enumerate(state.workers)
     )
-    return state._replace(
-        workers=workers, settlements=tuple(settlement._replace(is_current=False) for settlement in state.settlements)
-    )
+    return _lease_changed(state)._replace(workers=workers)
+
+
+def _lease_changed(state: State) -> State:
+    settlements = tuple(settlement._replace(is_current=False) for settlement in state.settlements)
+    return state._replace(settlements=settlements)
 
 
 def _lease_prolonged(state: State) -> State:
-    settlements = tuple(settlement._replace(is_current=False) for settlement in state.settlements)
-    return _row_is(state, expired=False)._replace(settlements=settlements)
+    return _lease_changed(_row_is(state, expired=False))
 
 
 def _closed(state: State, status: Status, **fields: Any) -> State:
@@ -246,14 +231,9 @@ def _recorded(
     pinned: bool = False,
     by_key: bool = False,
 ) -> tuple[State, Transition | None]:
-    """Models the `record` statement; returns the next state, and the transition if the status changes.
-
-    Args:
-        owns: The lease token with which the worker records is the row's token.
-        owner: The number of the worker that keeps the lease and retries if the email was deferred; None if no worker
-            can retry.
-        owner_recovered: Recovery took the lease from this worker.
-    """
+    """Models the `record` statement; returns the next state, and the transition if the status changes. `owns`: the
+    worker records with the row's token. `owner`: the worker that keeps the lease and retries a deferred email; None if
+    no worker can retry. `owner_recovered`: recovery took the lease from this worker."""
     row = state.row
     is_in_doubt = pinned or (by_key and answer is Answer.UNCERTAIN)
     if owner_recovered and row.status is Status.HELD and answer is not Answer.ACCEPTED:
@@ -291,11 +271,6 @@ def _recorded_after_recovery(
     return after, Transition.FAIL if status is Status.FAILED else Transition.RECOVER
 
 
-def _undone(state: State) -> State:
-    """The `revert_recovery` statement."""
-    return _released(state)
-
-
 # The steps of the relay, which publishes due emails and dead letters, and recovers expired leases and lost messages.
 
 
@@ -311,38 +286,25 @@ def _relay(state: State, rules: Rules) -> Iterator[Change]:
     if row.in_doubt:
         yield from _judges_in_doubt(state, rules)
     elif row.status is Status.PENDING and not row.due and state.messages == 0:
-        yield Change(
-            "relay: finds the message lost, makes the email due again",
-            _row_is(state, due=True),
-            fault=None if state.purged else Fault.PURGE,
-        )
+        fault = None if state.purged else Fault.PURGE
+        yield Change("relay: finds the message lost, makes the email due again", _row_is(state, due=True), fault=fault)
     if row.status is Status.SENDING and row.expired:
         after, transition = _recovered_by_policy(state, rules)
-        yield Change(
-            "relay: recovers the email without a ledger",
-            after,
-            transition,
-            fault=None if row.owner == GONE else Fault.RELAY,
-        )
+        fault = None if row.owner == GONE else Fault.RELAY
+        yield Change("relay: recovers the email without a ledger", after, transition, fault)
 
 
 def _judges_in_doubt(state: State, rules: Rules) -> Iterator[Change]:
-    """After a promotion that lost commits, the relay resends or holds an email in doubt, depending on the policy.
-
-    The relay waits until RabbitMQ has no message for the email and no worker has the email, because a worker may still
-    record a result.
-    """
+    """After a promotion that lost commits, the relay resends or holds an email in doubt, depending on the policy. The
+    relay waits until no message and no worker has the email, because a worker may still record a result."""
     if state.messages or any(worker.step is not Step.IDLE for worker in state.workers):
         return
     if rules.policy is OnUncertain.RESEND:
         after = _row_is(state, due=True, in_doubt=False)._replace(resent=state.resent + 1)
         yield Change("relay: makes the email due again, which may have been sent before commits were lost", after)
     else:
-        yield Change(
-            "relay: holds the email, which may have been sent before commits were lost",
-            _closed(state, Status.HELD),
-            Transition.HOLD,
-        )
+        text = "relay: holds the email, which may have been sent before commits were lost"
+        yield Change(text, _closed(state, Status.HELD), Transition.HOLD)
 
 
 def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition | None]:
@@ -363,9 +325,8 @@ def _settlement(state: State, i: int, rules: Rules) -> Iterator[Change]:
     row, settlement, worker = state.row, state.settlements[i], state.workers[i]
     if settlement.stage is not Stage.NONE:
         yield _settles_living(state, i, rules)
-        yield Change(
-            f"relay of worker {i} dies between two steps", _settlement_is(state, i, LiveSettlement()), fault=Fault.RELAY
-        )
+        after = _settlement_is(state, i, LiveSettlement())
+        yield Change(f"relay of worker {i} dies between two steps", after, fault=Fault.RELAY)
     elif worker.step is Step.DEAD:
         yield _settles_dead(state, i, rules)
     elif row.status is Status.SENDING and row.expired and row.owner == i:
@@ -406,8 +367,7 @@ def _settled_living(state: State, i: int, settlement: LiveSettlement, rules: Rul
         return _token_moves(_released(state)), Transition.RELEASE
     answer = Answer.UNCERTAIN if settlement.slot is Answer.ON_THE_WIRE else settlement.slot
     doubt = {"pinned": state.row.pinned, "by_key": settlement.by_key}
-    after, transition = _recorded(state, answer, settlement.attempt, rules, owns=True, **doubt)
-    return after, transition
+    return _recorded(state, answer, settlement.attempt, rules, owns=True, **doubt)
 
 
 def _settles_dead(state: State, i: int, rules: Rules) -> Change:
@@ -427,7 +387,7 @@ def _settles_dead(state: State, i: int, rules: Rules) -> Change:
         after = _token_moves(_released(fresh))
         return Change(f"relay: releases dead worker {i}'s lease", after, Transition.RELEASE)
     if _is_recovered(state, i):
-        after = _undone(fresh)
+        after = _released(fresh)
         return Change(f"relay: undoes the recovery of dead worker {i}'s lease", after, Transition.RECOVER)
     return Change(f"relay: dead worker {i}'s ledger is settled", fresh)
 
@@ -462,19 +422,14 @@ def _servers(state: State, rules: Rules) -> Iterator[Change]:
 
 
 def _promotion(state: State) -> Iterator[Change]:
-    """A standby is promoted: the email's row is again as it was enqueued, and the lease and its token are lost.
-
-    The relay has detected the promotion.
-    """
+    """A standby is promoted: the email's row is again as it was enqueued, and the lease and its token are lost. The
+    relay has detected the promotion."""
     if state.promoted:
         return
     workers = tuple(w._replace(owns=False, recovered=False, attempted=Answer.NONE) for w in state.workers)
-    after = state._replace(
-        row=Row(due=False, in_doubt=True),
-        marking=False,
-        workers=workers,
-        settlements=(LiveSettlement(), LiveSettlement()),
-    )
+    settlements = (LiveSettlement(), LiveSettlement())
+    row = Row(due=False, in_doubt=True)
+    after = state._replace(row=row, marking=False, workers=workers, settlements=settlements)
     text = "PostgreSQL: a standby without the commits since the enqueue is promoted"
     # If the commit of a cancellation is lost, its answer promises nothing.
     yield Change(text, after._replace(promoted=True, may_be_held=True, cancelled=False), fault=Fault.PROMOTION)
@@ -591,11 +546,8 @@ _RENEWED: Final = frozenset(EmailState) - {
 
 
 def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) -> State:
-    """Applies events to the leased email, as the table of states defines.
-
-    Several events are one step if nothing depends on what happens in between: while an email waits or is being stopped,
-    the worker only keeps the lease.
-    """
+    """Applies events to the leased email, as the table of states defines. Several events are one step if nothing
+    depends on what happens in between: while an email waits or is being stopped, the worker only keeps the lease."""
     email: EmailState | None = state.workers[i].email
     for event in events:
         email = rules.table.get((email, event)) if email is not None else None
@@ -647,13 +599,11 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
         lost = _worker_is(after, i, step=Step.UNANSWERED, owns=False)
         yield Change(f"worker {i}: leases it, and the reply is lost", lost, Transition.LEASE, fault=Fault.REPLY)
         late = _worker_is(state, i, step=Step.UNANSWERED, late=Late.LEASE)
-        yield Change(
-            f"worker {i}: leases it, the connection is lost, PostgreSQL has not executed it yet", late, fault=Fault.LATE
-        )
+        text = f"worker {i}: leases it, the connection is lost, PostgreSQL has not executed it yet"
+        yield Change(text, late, fault=Fault.LATE)
     elif (row.status is Status.SENDING and row.owner == i) or _is_recovered(state, i):
-        yield Change(
-            f"worker {i}: finds a lease in its name that it does not know", _worker_is(state, i, step=Step.UNANSWERED)
-        )
+        found = _worker_is(state, i, step=Step.UNANSWERED)
+        yield Change(f"worker {i}: finds a lease in its name that it does not know", found)
     else:
         done = _worker_is(state, i, step=Step.IDLE, has_message=False)
         yield Change(f"worker {i}: acks the message of an email that is {row.status}", done)
@@ -679,7 +629,7 @@ def _gives_back_unanswered(state: State, i: int) -> Iterator[Change]:
     row = state.row
     again = _worker_is(state, i, step=Step.TAKEN)
     if _is_recovered(state, i):
-        after = _worker_is(_undone(state), i, step=Step.TAKEN)
+        after = _worker_is(_released(state), i, step=Step.TAKEN)
         yield Change(f"worker {i}: undoes the recovery of the lease in its name", after, Transition.RECOVER)
         return
     if row.status is not Status.SENDING or row.owner != i:
@@ -689,11 +639,8 @@ def _gives_back_unanswered(state: State, i: int) -> Iterator[Change]:
     yield Change(f"worker {i}: releases the lease in its name", after, Transition.RELEASE)
     if state.workers[i].late is Late.NONE:
         late = _worker_is(state, i, late=Late.RELEASE)
-        yield Change(
-            f"worker {i}: releases it, the connection is lost, PostgreSQL has not executed it yet",
-            late,
-            fault=Fault.LATE,
-        )
+        text = f"worker {i}: releases it, the connection is lost, PostgreSQL has not executed it yet"
+        yield Change(text, late, fault=Fault.LATE)
 
 
 def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -727,7 +674,6 @@ def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _begun(state: State) -> State:
-    """An attempt begins on the wire."""
     if state.cancelled:
         return state._replace(wrong="the email was cancelled, and an attempt began afterwards")
     if state.row.is_over:
@@ -774,17 +720,9 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
             after = _on(state, i, EmailEvent.RECORD, rules=rules, outcome=kept)
             yield Change(f"worker {i}: finds its attempt recorded", after)
         return
-    doubt = {"pinned": worker.pinned, "by_key": worker.by_key}
-    after, transition = _recorded(
-        state,
-        worker.outcome,
-        worker.attempt,
-        rules,
-        owns=worker.owns,
-        owner=i,
-        owner_recovered=worker.recovered,
-        **doubt,
-    )
+    lease: dict[str, Any] = {"owns": worker.owns, "owner": i, "owner_recovered": worker.recovered}
+    lease |= {"pinned": worker.pinned, "by_key": worker.by_key}
+    after, transition = _recorded(state, worker.outcome, worker.attempt, rules, **lease)
     after = _worker_is(after, i, attempted=worker.outcome)
     is_lost = _is_retried(worker) and transition in (None, Transition.RECOVER)
     outcome = Answer.NONE if is_lost else worker.outcome
@@ -820,11 +758,8 @@ def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 def _finished(state: State, i: int, rules: Rules) -> State:
     after = _on(state, i, EmailEvent.FINISH, rules=rules)
-    return after if after.workers[i].not_allowed else _worker_is(after, i, **_idle(after.workers[i]))
-
-
-def _idle(worker: Worker) -> dict[str, Any]:
-    return Worker(late=worker.late)._asdict()
+    worker = after.workers[i]
+    return after if worker.not_allowed else _worker_is(after, i, **Worker(late=worker.late)._asdict())
 
 
 def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -839,7 +774,7 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
             text = f"worker {i}: releases it to wait for a recipient domain"
             yield Change(text, _finished(aside, i, rules), Transition.WAIT_FOR_DOMAINS, fault=Fault.CEILING)
     elif row.status is Status.HELD and worker.recovered:
-        after = _undone(state)
+        after = _released(state)
         text = f"worker {i}: had not begun it: undoes its recovery"
         yield Change(text, _finished(after, i, rules), Transition.RECOVER)
         yield Change(f"{text}, and the reply is lost", after, Transition.RECOVER, fault=Fault.REPLY)
@@ -853,9 +788,8 @@ def _retries(state: State, i: int, rules: Rules) -> Iterator[Change]:
     if row.status is not Status.SENDING or not state.workers[i].owns or row.proven:
         return  # the worker stops the email, as it may at any time
     after = _lease_prolonged(state)._replace(sent_after_event=state.sent_after_event or row.proven)
-    yield Change(
-        f"worker {i}: renews its lease, retries", _on(after, i, EmailEvent.RESUME, rules=rules, confirmed=True)
-    )
+    after = _on(after, i, EmailEvent.RESUME, rules=rules, confirmed=True)
+    yield Change(f"worker {i}: renews its lease, retries", after)
 
 
 def _renews(state: State, i: int, rules: Rules) -> Iterator[Change]:

@@ -41,7 +41,6 @@ def broken(state: State, rules: Rules) -> str | None:
 
 
 def _wrong_messages(state: State) -> str | None:
-    """What is wrong with the messages and dead letters of the email's status."""
     row = state.row
     if row.status is Status.CANCELLED and (row.due or row.dead_letter is DeadLetter.DUE):
         return "cancelled, and a message or a dead letter is due"
@@ -92,15 +91,7 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a search.
-
-    Attributes:
-        states: The number of states.
-        steps: The number of steps between these states.
-        moves: All status transitions that steps made.
-        ends: The number of final states, by status.
-        counterexample: The first broken guarantee; None if no state breaks a guarantee.
-    """
+    """The numbers of the found states and steps, all status transitions, and the number of final states by status."""
 
     states: int
     steps: int
@@ -110,11 +101,7 @@ class Found:
 
 
 def search(rules: Rules, *, most_states: int | None = None) -> Found:
-    """Searches every reachable state, and stops at the first state that breaks a guarantee.
-
-    Args:
-        most_states: Stop after this many states; the result then covers only these.
-    """
+    """Searches every reachable state, or `most_states`, and stops at the first state that breaks a guarantee."""
     with _without_garbage_collection():
         return _search(rules, most_states)
 

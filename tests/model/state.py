@@ -74,8 +74,6 @@ class Late(IntEnum):
 
 
 class DeadLetter(IntEnum):
-    """The email's dead letter: none, due, or on the DLQ."""
-
     NONE = 0
     DUE = auto()
     PUBLISHED = auto()
@@ -85,17 +83,13 @@ class Worker(NamedTuple):
     """A worker and its ledger.
 
     Attributes:
-        email: The email's state in the product's state machine.
         not_allowed: An event happened for which the table of transitions has no row.
         outcome: The outcome of the current attempt, even before the answer arrives.
-        attempt: The number of the current attempt.
         owns: The worker's lease token is the row's token.
         confirmed: The lease was confirmed after the relay last voided it. The model has no worker clock, because no
             guarantee depends on it.
         has_message: The worker has a message that is not acked.
-        slot: The email's ledger slot.
         attempted: The outcome of this attempt in `email_attempt`, under the worker's name.
-        late: A statement that PostgreSQL may still execute.
         recovered: Recovery took the lease, and the email has not changed since the recovery.
         pinned: The worker knows that only the provider with idempotency keys may be tried.
         by_key: The current attempt is made at the provider with idempotency keys; also in the ledger slot.
@@ -118,15 +112,8 @@ class Worker(NamedTuple):
 
 
 class LiveSettlement(NamedTuple):
-    """The relay's settlement of an expired lease of a live worker.
-
-    Attributes:
-        stage: The last step.
-        slot: The ledger slot that the relay read.
-        attempt: The number of the attempt in that slot.
-        by_key: That attempt was made at the provider with idempotency keys.
-        is_current: The lease still has the token and the expiry time that the relay found.
-    """
+    """The relay's settlement of an expired lease of a live worker: its last step, and what the relay read in the
+    worker's slot. `is_current`: the lease still has the token and the expiry time that the relay found."""
 
     stage: Stage = Stage.NONE
     slot: Answer = Answer.NONE
@@ -167,14 +154,11 @@ class State(NamedTuple):
     """The whole state.
 
     Attributes:
-        messages: The number of messages on the send queue.
         marking: The message is published, and the due mark is not cleared yet.
-        purged: RabbitMQ has lost messages.
         accepted: How often a provider accepted the email.
         keyed: The provider with idempotency keys has accepted it, and accepts it no second time.
         resent: How often the policy or an operator had the email sent again although it may have been accepted.
         may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
-        promoted: PostgreSQL has lost commits.
         sent_after_event: A worker got a lease, or began a retry, after an event had proven the email.
         redelivered: The email was redelivered. The model has only one redelivery.
         cancelled: The email was cancelled or expired when no attempt could have been accepted.

@@ -34,14 +34,8 @@ def searched(policy: OnUncertain, faults: frozenset[Fault], most_states: int | N
 @pytest.fixture(scope="module")
 def all_found() -> list[Found]:
     """The results of searches that each allow only some faults."""
-    worlds = [
-        (OnUncertain.HOLD, DEATHS),
-        (OnUncertain.HOLD, COPIES),
-        (OnUncertain.HOLD, REFUSALS),
-        (OnUncertain.HOLD, EVENTS),
-        (OnUncertain.RESEND, EVENTS),
-    ]
-    return [searched(policy, faults) for policy, faults in worlds]
+    held = [searched(OnUncertain.HOLD, faults) for faults in (DEATHS, COPIES, REFUSALS, EVENTS)]
+    return [*held, searched(OnUncertain.RESEND, EVENTS)]
 
 
 @pytest.fixture(scope="module")

@@ -52,8 +52,6 @@ _PATCHED: Final = re.compile(r"^--- a/(\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to plant: a file, its new text, and the tests that may notice it."""
-
     name: str
     file: str
     text: str
@@ -191,8 +189,6 @@ def _benches(jobs: int) -> Iterator[Callable[[Fault], Verdict]]:
 
 
 class _Bench:
-    """A copy of the checkout."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seconds = 0

@@ -62,14 +62,7 @@ _SQL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A fault of one file.
-
-    Attributes:
-        file: From the checkout's root.
-        lines: The changed lines, counted from 1.
-        what: The change, for people.
-        text: The file's whole text with the fault.
-    """
+    """A fault of one file: its path in the checkout, the changed lines, the change for people, and the new text."""
 
     file: str
     lines: range
@@ -103,8 +96,6 @@ def _of_python(file: str, text: str) -> Iterator[Mutant]:
 
 
 class _Source:
-    """A Python file, whose nodes can be replaced."""
-
     def __init__(self, file: str, text: str) -> None:
         self._file = file
         self._octets = text.encode()

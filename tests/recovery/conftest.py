@@ -1,5 +1,3 @@
-"""Fixtures of the recovery tests."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

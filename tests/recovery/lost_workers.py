@@ -113,7 +113,6 @@ class Host:
 
     @asynccontextmanager
     async def recovery(self, lock_seconds: float = LOCK_SECONDS, /, **given: str) -> AsyncIterator[LedgerRecovery]:
-        """The relay's recovery of the ledgers in the run directory, with these settings."""
         async with make_pool(self.url, name=RELAY, size=1, lock_seconds=lock_seconds) as pool:
             yield LedgerRecovery(settings(DISPATCHER_RUN_DIR=str(self.run_dir), **given), pool)
 

@@ -4,16 +4,14 @@ other leases. The relay does so only once."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery, Reason, Rejected, Uncertain
@@ -22,7 +20,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
 from dispatcher.recovery.ledgers import RETRY_SECONDS, LedgerRecovery
 from dispatcher.store.connections import Pool, make_pool
-from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.store.leases import LeaseStore
 from dispatcher.telemetry import metrics
 from tests.recovery.lost_workers import (
     BEGAN,
@@ -39,7 +37,7 @@ from tests.recovery.lost_workers import (
     unsent,
 )
 from tests.recovery.tally import counted
-from tests.store.books import Books, frozen_sessions
+from tests.store.books import frozen_sessions
 from tests.store.damage import refused
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
@@ -408,15 +406,6 @@ async def test_of_a_ledger_from_before_a_reboot_only_the_named_emails_are_settle
     assert host.ledgers() == []
 
 
-@contextlib.contextmanager
-def locked(host: Host, *email_ids: UUID) -> Iterator[psycopg.Connection]:
-    """Locks the emails' rows until the block ends or commits."""
-    with psycopg.connect(host.url) as person:
-        for email_id in email_ids:
-            Books(person).lock(email_id)
-        yield person
-
-
 def numbers(host: Host) -> set[int]:
     """The pids of the worker's sessions. In this test the pool outlives the worker, and replaces terminated
     sessions."""
@@ -425,7 +414,7 @@ def numbers(host: Host) -> set[int]:
 
 async def test_a_running_statement_of_the_dead_worker_is_ended_first(host: Host) -> None:
     email_id = host.books.enqueue_one()
-    with locked(host, email_id):
+    with host.books.locked(email_id):
         leasing = asyncio.create_task(host.worker.lease(host.books.keys([email_id]), 600))
         await until(lambda: host.books.waiting_for_a_lock(WORKER))
         before = numbers(host)
@@ -442,7 +431,7 @@ async def test_a_running_statement_of_the_dead_worker_is_ended_first(host: Host)
 
 async def test_a_running_record_of_the_dead_worker_is_not_recorded_twice(host: Host) -> None:
     (each,) = await host.lease()
-    with locked(host, each.email_id):
+    with host.books.locked(each.email_id):
         recording = asyncio.create_task(host.worker.record([result(each, Status.SENT, started_at=BEGAN)]))
         await until(lambda: host.books.waiting_for_a_lock(WORKER))
         before = numbers(host)
@@ -461,7 +450,7 @@ async def test_a_running_record_of_the_dead_worker_is_not_recorded_twice(host: H
 async def test_an_interrupted_settlement_runs_again(host: Host) -> None:
     unnamed, done = await host.lease(2)
     host.die((unnamed, unsent), (done, answered(Accepted())))
-    with locked(host, done.email_id):
+    with host.books.locked(done.email_id):
         settling = asyncio.create_task(host.settle())
         await until(lambda: host.books.waiting_for_a_lock(RELAY))
         host.books.terminate(RELAY)
@@ -482,7 +471,7 @@ async def test_locked_emails_are_settled_later_and_delay_nothing(host: Host) -> 
     host.die((unnamed, unsent), (other, unsent), *steps)
 
     async with host.recovery(0.1) as recovery:
-        with locked(host, *(each.email_id for each in (unnamed, wire, poison))):
+        with host.books.locked(*(each.email_id for each in (unnamed, wire, poison))):
             for _ in range(2):
                 await recovery.run_once()
                 assert host.statuses(other, done) == ["pending", "sent"]
@@ -499,7 +488,7 @@ async def test_a_suspect_that_was_locked_while_crashes_were_counted_keeps_its_le
     suspect, other = await host.lease(2)
     host.die((suspect, rendering), (other, unsent))
 
-    with locked(host, suspect.email_id):
+    with host.books.locked(suspect.email_id):
         settling = asyncio.create_task(host.settle())
         # A release of the suspect would wait for the lock, and succeed after its end.
         await until(lambda: settling.done() or host.books.waiting_for_a_lock(RELAY))
@@ -564,13 +553,8 @@ async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
 
 async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host(host: Host) -> None:
     unnamed, wire, accepted, deferred, rejected = leases = await host.lease(5)
-    answers: list[tuple[Lease, Outcome]] = [
-        (accepted, Accepted()),
-        (deferred, THROTTLED),
-        (rejected, Rejected(Reason.REFUSED)),
-    ]
-    steps: list[tuple[Lease, Step]] = [(each, answered(outcome)) for each, outcome in answers]
-    host.die((unnamed, unsent), (wire, on_the_wire), *steps)
+    steps = [(accepted, answered(Accepted())), (deferred, answered(THROTTLED))]
+    host.die((unnamed, unsent), (wire, on_the_wire), (rejected, answered(Rejected(Reason.REFUSED))), *steps)
     await host.recover_elsewhere()
     assert host.books.statuses() == {"held": 5}
 
@@ -623,7 +607,7 @@ async def test_a_ledger_is_kept_until_its_locked_emails_can_be_recorded_or_their
         await host.recover_elsewhere()
 
     async with host.recovery(0.1) as recovery:
-        with locked(host, each.email_id), counted() as counts:
+        with host.books.locked(each.email_id), counted() as counts:
             await recovery.run_once()
             assert len(host.ledgers()) == 1
         assert counts == Counter()

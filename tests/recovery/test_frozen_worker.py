@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
@@ -26,7 +25,7 @@ from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.recovery.lost_workers import EXPIRED, RELAY, SLOT, WORKER, Host, answered, on_the_wire, settings
 from tests.recovery.tally import counted
-from tests.store.books import Books
+from tests.store.damage import constraint
 from tests.store.fixtures import DATABASE_ID
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
@@ -133,12 +132,9 @@ async def test_a_result_that_postgresql_refuses_does_not_end_the_relay(frozen: F
     refused, unsent = await frozen.host.lease(2)
     answered(Rejected(Reason.REFUSED))(frozen.ledger, refused)
     frozen.run_out(refused, unsent)
-    connection = frozen.host.books.connection
-    connection.execute("alter table email_attempt add constraint strict check (outcome <> 'rejected')")
-    try:
+
+    with constraint(frozen.host.books.connection, "outcome <> 'rejected'"):
         await frozen.look(50)
-    finally:
-        connection.execute("alter table email_attempt drop constraint strict")
 
     assert len(set(frozen.reports)) == 1
     assert frozen.host.statuses(refused, unsent) == ["sending", "pending"]
@@ -208,10 +204,9 @@ async def test_a_worker_that_renews_during_the_settlement_keeps_its_lease(frozen
     unnamed, wire = await frozen.host.lease(2)
     on_the_wire(frozen.ledger, wire)
     frozen.run_out(unnamed, wire)
-    with psycopg.connect(frozen.host.url) as person:
+    with books.locked(unnamed.email_id) as person:
         # The relay has read the expired leases, and waits for the row lock. The renewal commits before the relay gets
         # the lock.
-        Books(person).lock(unnamed.email_id)
         looking = asyncio.create_task(frozen.look())
         await until(lambda: books.waiting_for_a_lock(RELAY))
         person.execute("update email_log set locked_until = clock_timestamp() + interval '1 minute'")

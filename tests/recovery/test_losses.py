@@ -23,23 +23,20 @@ from structlog.testing import capture_logs
 
 from dispatcher import enqueue
 from dispatcher.broker import pointer
-from dispatcher.broker.publisher import Publisher
 from dispatcher.cli.checks import CheckState, check_postgresql
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.store.connections import Pool, connect_async, connected, make_pool, session
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.migrations import migrate
-from dispatcher.store.outbox import Outbox
 from dispatcher.store.settlement import find_leases
 from dispatcher.store.timeline import Timeline
 from tests.chaos.cluster import PostgresPair, private
 from tests.recovery.lost_workers import EXPIRED, WORKER
 from tests.recovery.tally import counted
-from tests.relay.running import Relay, next_round
+from tests.relay.running import Relay, next_round, republish_lost
 from tests.store.books import Books, email
 from tests.store.damage import refused
-from tests.store.results import result
+from tests.store.results import lease_one, lease_some, result
 from tests.store.steered_clock import SteeredClock
 from tests.waiting import until
 
@@ -56,8 +53,7 @@ async def take(relay: Relay, count: int, *, dead: bool) -> list[UUID]:
 async def test_an_email_of_a_dead_host_is_judged_by_the_leading_hosts_policy(
     relay: Relay, books: Books, store: LeaseStore, policy: str, status: str
 ) -> None:
-    email_id = books.enqueue_one()
-    await store.lease(books.keys([email_id]), 60)
+    email_id = (await lease_one(store, books)).email_id
     books.change(email_id, locked_until=EXPIRED)
 
     with counted() as counts:
@@ -71,10 +67,9 @@ async def test_an_email_of_a_dead_host_is_judged_by_the_leading_hosts_policy(
 async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recovery(
     relay: Relay, books: Books, store: LeaseStore
 ) -> None:
-    living, gone = books.enqueue(2)
-    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
-    for email_id in (living, gone):
-        books.change(email_id, locked_until=EXPIRED)
+    living, gone = await lease_some(store, books, 2)
+    for lease in (living, gone):
+        books.change(lease.email_id, locked_until=EXPIRED)
 
     await relay.start(replace(relay.settings, lease_seconds=8.0))
     await until(lambda: books.sessions("dispatcher relay"))
@@ -83,16 +78,15 @@ async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recov
     # three quarters of LEASE_SECONDS.
     await relay.take(1)
 
-    assert await store.renew({living: leases[living].token}, 60) == {living}
-    await until(lambda: books.status(gone) == "held")
-    assert books.status(living) == "sending"
+    assert await store.renew({living.email_id: living.token}, 60) == {living.email_id}
+    await until(lambda: books.status(gone.email_id) == "held")
+    assert books.status(living.email_id) == "sending"
 
 
 async def test_without_rabbitmq_everything_stays_due_and_recovery_continues(
     relay: Relay, books: Books, store: LeaseStore
 ) -> None:
-    due, expired = books.enqueue(2)
-    await store.lease(books.keys([expired]), 60)
+    due, expired = books.enqueue_one(), (await lease_one(store, books)).email_id
     books.change(expired, locked_until=EXPIRED)
 
     await relay.start(replace(relay.settings, amqp_url="amqp://nobody:secret@127.0.0.1:1/%2F", lease_seconds=1.0))
@@ -104,18 +98,17 @@ async def test_without_rabbitmq_everything_stays_due_and_recovery_continues(
 async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_renewing_worker_of_another_host(
     clock: SteeredClock, relay: Relay, books: Books, store: LeaseStore, other_store: LeaseStore
 ) -> None:
-    living, gone = books.enqueue(2)
-    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, gone]), 60)}
+    living, gone = await lease_some(store, books, 2)
     await relay.start(replace(relay.settings, lease_seconds=12.0))
     await next_round(books)
 
     clock.set(HOUR)
 
-    while books.status(gone) == "sending":
+    while books.status(gone.email_id) == "sending":
         for _ in range(2):  # at least one of these rounds queries for leases
             await next_round(books)
-        assert await store.renew({living: leases[living].token}, 60) == {living}
-        assert await other_store.lease(books.keys([living]), 60) == []
+        assert await store.renew({living.email_id: living.token}, 60) == {living.email_id}
+        assert await other_store.lease(books.keys([living.email_id]), 60) == []
     assert books.statuses() == {"sending": 1, "held": 1}
 
 
@@ -159,10 +152,7 @@ async def test_a_message_counts_as_lost_half_a_lease_after_it_was_published(
     published_at = datetime.now(UTC) - timedelta(seconds=share_of_a_lease * HOUR)
     books.change(email_id, publish_due_at=None, published_at=published_at)
 
-    async with await connect_async(settings.database_url, name="test relay") as session:
-        publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-        await LostMessages(settings, Outbox(session), publisher.find).run_once()
-        await publisher.close()
+    await republish_lost(settings)
 
     assert (books.row(email_id)["publish_due_at"] is not None) == is_lost
 
@@ -245,26 +235,24 @@ async def test_an_email_enqueued_after_the_promotion_is_published_at_once(relay:
 async def test_leases_from_before_the_promotion_are_recorded_by_their_workers_and_not_released_by_settlement(
     relay: Relay, books: Books, store: LeaseStore, pool: Pool
 ) -> None:
-    living, dead = books.enqueue(2)
-    leases = {lease.email_id: lease for lease in await store.lease(books.keys([living, dead]), 1)}
+    living, dead = await lease_some(store, books, 2, seconds=1)
     was_promoted(books)
     await relay.start(replace(relay.settings, lease_seconds=1.0))
     await until(lambda: all("promotion" in row["locked_by"] for row in books.rows()))
 
-    assert await store.renew({living: leases[living].token}, 60) == {living}
-    assert await store.record([result(leases[living], Status.SENT)]) == {living}
+    assert await store.renew({living.email_id: living.token}, 60) == {living.email_id}
+    assert await store.record([result(living, Status.SENT)]) == {living.email_id}
     async with session(pool) as connection:
         assert await find_leases(connection, "worker-1") == []
 
-    assert await take(relay, 1, dead=True) == [dead]
-    assert "failed over" in books.row(dead)["last_error"]
+    assert await take(relay, 1, dead=True) == [dead.email_id]
+    assert "failed over" in books.row(dead.email_id)["last_error"]
 
 
 async def test_the_promotion_of_a_synchronous_standby_leaves_nothing_in_doubt(
     relay: Relay, books: Books, store: LeaseStore
 ) -> None:
-    due, leased = books.enqueue(2)
-    await store.lease(books.keys([leased]), 60)
+    due, leased = books.enqueue_one(), (await lease_one(store, books)).email_id
     was_promoted(books, was_synchronous=True)
 
     with capture_logs() as logs:
@@ -345,6 +333,5 @@ async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued
 
 @asynccontextmanager
 async def worker_of(pair: PostgresPair) -> AsyncIterator[LeaseStore]:
-    """A worker's statements on the primary."""
     async with make_pool(pair.url, name=WORKER, size=1) as pool:
         yield LeaseStore(pool, worker=WORKER, slot="slot-1")

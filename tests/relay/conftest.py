@@ -1,5 +1,3 @@
-"""Fixtures of the relay's tests."""
-
 from __future__ import annotations
 
 from tests.broker.takers import start_taker

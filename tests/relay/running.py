@@ -17,13 +17,16 @@ from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
+from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS
 from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from dispatcher.supervisor.relay_process import leader_services
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import lease_one, result
 from tests.waiting import until
 
 LOOKS = 6
@@ -36,24 +39,18 @@ Start = Callable[..., Awaitable[PublishLoop]]
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    return settings_for(servers.amqp_url, tables_url, topology)
-
-
-def settings_for(amqp_url: str, tables_url: str, topology: Topology, **more: str) -> Settings:
     given = {
         "DATABASE_URL": tables_url,
-        "AMQP_URL": amqp_url,
+        "AMQP_URL": servers.amqp_url,
         "EXCHANGE": topology.exchange,
         "QUEUE": topology.queue,
         "DLQ": topology.dlq,
-        **more,
     }
     return load({f"DISPATCHER_{name}": value for name, value in given.items()})
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """Starts relays that stop at the end of the test."""
     async with AsyncExitStack() as stack:
 
         async def run(
@@ -83,8 +80,6 @@ async def start() -> AsyncIterator[Start]:
 
 
 class Relay:
-    """The tables and queues of relays that a test starts."""
-
     def __init__(self, settings: Settings, books: Books, rabbit: Rabbit, start: Start) -> None:
         self.settings = settings
         self.books = books
@@ -92,7 +87,6 @@ class Relay:
         self._start = start
 
     async def start(self, settings: Settings | None = None, **options: float) -> PublishLoop:
-        """Starts a relay; without settings, with those of the test."""
         return await self._start(settings or self.settings, **options)
 
     async def leads(self) -> int:
@@ -113,12 +107,11 @@ class Relay:
         return await self.rabbit.take(self.settings.queue_of(lane)) is None
 
     def due(self, tenant_id: str | None = None) -> set[UUID]:
-        """The emails, or those of a tenant, with a due mark."""
         rows = self.books.select("select email_id, tenant_id from email_log where publish_due_at is not null")
         return {row["email_id"] for row in rows if tenant_id in (None, row["tenant_id"])}
 
     async def dead_letter(self, store: LeaseStore, status: Status = Status.FAILED, **fields: str) -> UUID:
-        (lease,) = await store.lease(self.books.keys([self.books.enqueue_one()]), 60)
+        lease = await lease_one(store, self.books)
         await store.record([result(lease, status, **fields)])
         return lease.email_id
 
@@ -137,6 +130,14 @@ def leader(books: Books) -> int | None:
     (found,) = books.select("select named_lock_holder('relay') as pid")
     pid: int | None = found["pid"]
     return pid
+
+
+async def republish_lost(settings: Settings) -> None:
+    """Searches once for lost messages."""
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
+    async with await connect_async(settings.database_url, name="test relay") as session:
+        await LostMessages(settings, Outbox(session), publisher.find).run_once()
+    await publisher.close()
 
 
 async def next_round(books: Books) -> None:

@@ -12,16 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from dispatcher.broker.credit import EMPTY_EMAILS
-from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare
-from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.relay.pointers import BATCH
-from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.outbox import Outbox
 from tests.broker.takers import StartTaker
-from tests.relay.running import Relay, next_round
+from tests.relay.running import Relay, next_round, republish_lost
 from tests.store.books import Books
+from tests.store.pausing import pause, resume
 from tests.waiting import until
 
 BACKLOG = BATCH + 100
@@ -34,12 +31,6 @@ def enqueue_in(books: Books, lane: str, count: int, tenant_id: str = "acme") -> 
         email_ids = books.enqueue(count, tenant_id=tenant_id)
         books.connection.execute("update email_log set lane = %s where email_id = any(%s)", [lane, email_ids])
     return email_ids
-
-
-def pause(books: Books, scope: str, name: str) -> None:
-    books.connection.execute(
-        "insert into pause (scope, name, reason, actor) values (%s, %s, 'maintenance', 'test')", [scope, name]
-    )
 
 
 async def test_a_queue_without_workers_gets_no_more_than_its_target_and_delays_no_other_lane(relay: Relay) -> None:
@@ -81,7 +72,7 @@ async def test_a_tenants_ceiling_holds_and_delays_no_other_tenant(relay: Relay) 
 
 @pytest.mark.parametrize(("scope", "name"), [("tenant", "acme"), ("lane", "bulk"), ("all", "")])
 async def test_nothing_paused_is_published_until_the_pause_ends(relay: Relay, scope: str, name: str) -> None:
-    pause(relay.books, scope, name)
+    pause(relay.books.connection, scope, name)
     paused = enqueue_in(relay.books, "bulk", BACKLOG)
     others = enqueue_in(relay.books, "normal", 10, tenant_id="other")
 
@@ -92,7 +83,7 @@ async def test_nothing_paused_is_published_until_the_pause_ends(relay: Relay, sc
     assert await relay.is_empty("bulk")
     assert relay.due("acme") == set(paused)
 
-    relay.books.connection.execute("delete from pause")
+    resume(relay.books.connection)
     assert await relay.take_some(10, "bulk")
 
 
@@ -106,18 +97,15 @@ async def test_each_lane_is_published_to_its_own_queue_and_an_unknown_lane_to_th
         assert set(await relay.take(len(email_ids), lane)) == email_ids
 
 
-async def test_a_lost_message_is_searched_in_the_queue_of_its_lane_alone(relay: Relay, tables_url: str) -> None:
+async def test_a_lost_message_is_searched_in_the_queue_of_its_lane_alone(relay: Relay) -> None:
     emails = [enqueue_in(relay.books, lane, 1)[0] for lane in ("urgent", "normal", "bulk")]
     relay.books.connection.execute(
         "update email_log set publish_due_at = null, published_at = now() - interval '1 hour'"
     )
     await relay.rabbit.publish(relay.settings.queue, b"a message of another email")
-    pause(relay.books, "lane", "bulk")
-    publisher = Publisher(relay.settings.amqp_url, relay.settings.exchange, name="test relay")
+    pause(relay.books.connection, "lane", "bulk")
 
-    async with await connect_async(tables_url, name="test relay") as session:
-        await LostMessages(relay.settings, Outbox(session), publisher.find).run_once()
-    await publisher.close()
+    await republish_lost(relay.settings)
 
     assert relay.due() == {emails[0]}
 

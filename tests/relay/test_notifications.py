@@ -80,7 +80,6 @@ async def leading(tables_url: str, books: Books) -> AsyncIterator[Leader]:
 
 
 def polls(books: Books) -> bool:
-    """Whether the table says that the relay polls."""
     return books.count("relay_polls") > 0
 
 

@@ -113,8 +113,6 @@ class Publishing:
             pass
 
     async def until(self, pointers: PointerPublisher, condition: Callable[[], bool]) -> None:
-        """Runs rounds until a condition is true."""
-
         async def is_true() -> bool:
             await self.once(pointers)
             return condition()
@@ -264,8 +262,7 @@ async def test_emails_that_no_lease_has_taken_are_marked_a_batch_per_round(relay
 async def test_many_locked_rows_are_not_tried_in_each_round(relay: Publishing) -> None:
     locked = relay.books.enqueue(2 * BATCH)
     pointers = relay.queue.pointers(mark_after_seconds=3.0)
-    with psycopg.connect(relay.url) as person:
-        person.execute("select from email_log where email_id = any(%s) for update", [locked])
+    with relay.books.locked(*locked) as person:
         await relay.until(pointers, lambda: sum(relay.outbox.marks) >= 2 * BATCH)
         tried = list(relay.outbox.marks)
         others = relay.books.enqueue(BATCH - 1)
@@ -284,8 +281,7 @@ async def test_many_locked_rows_are_not_tried_in_each_round(relay: Publishing) -
 async def test_locked_rows_are_tried_again_after_a_while(relay: Publishing) -> None:
     locked = relay.books.enqueue_one()
     pointers = relay.queue.pointers(mark_after_seconds=0.0)
-    with psycopg.connect(relay.url) as person:
-        Books(person).lock(locked)
+    with relay.books.locked(locked):
         for _ in range(3):
             await relay.once(pointers)
         tried = len(relay.outbox.marks)

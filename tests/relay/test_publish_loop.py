@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
@@ -20,9 +21,7 @@ from dispatcher.broker import dead_letter, pointer
 from dispatcher.broker.credit import EMPTY_EMAILS
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Publisher
-from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
-from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.relay.dead_letters import DeadLetterPublisher
@@ -33,7 +32,7 @@ from dispatcher.store.figures import count_for_monitor
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.broker.proxy import Proxy
-from tests.relay.running import Relay, free_process_slot, leader, next_round, settings_for
+from tests.relay.running import Relay, free_process_slot, leader, next_round
 from tests.store.books import Books, Row, email
 from tests.store.damaged_rows import LEASED, PAST, insert_damaged
 from tests.store.results import result
@@ -82,15 +81,16 @@ async def test_services_run_even_if_there_is_a_notification_in_each_round(relay:
 
 
 async def test_batches_refused_at_the_same_time_stay_due_and_count_as_one_refusal(
-    relay: Relay, servers: Servers, tables_url: str, topology: Topology
+    relay: Relay,
 ) -> None:
     """When a queue loses its quorum, RabbitMQ refuses all pending messages at the same time. The backoff must grow only
     once. A full queue refuses messages, too, and is easier to create."""
-    await relay.rabbit.delete_queue(topology.queue)
-    await relay.rabbit.declare_queue(topology.queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
-    await relay.rabbit.bind_queue(topology.queue, topology.exchange)
-    async with Proxy(servers.amqp_url) as proxy:
-        await relay.start(settings_for(proxy.url, tables_url, topology))
+    queue = relay.settings.queue
+    await relay.rabbit.delete_queue(queue)
+    await relay.rabbit.declare_queue(queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    await relay.rabbit.bind_queue(queue, relay.settings.exchange)
+    async with Proxy(relay.settings.amqp_url) as proxy:
+        await relay.start(replace(relay.settings, amqp_url=proxy.url))
         relay.books.enqueue_one()  # the relay publishes it after it has counted the messages on the queue
         await relay.take(1)
         proxy.freeze()
@@ -108,11 +108,9 @@ async def test_batches_refused_at_the_same_time_stay_due_and_count_as_one_refusa
     assert relay.due()
 
 
-async def test_only_confirmed_emails_are_marked_when_the_connection_breaks(
-    relay: Relay, servers: Servers, tables_url: str, topology: Topology
-) -> None:
-    async with Proxy(servers.amqp_url) as proxy:
-        await relay.start(settings_for(proxy.url, tables_url, topology))
+async def test_only_confirmed_emails_are_marked_when_the_connection_breaks(relay: Relay) -> None:
+    async with Proxy(relay.settings.amqp_url) as proxy:
+        await relay.start(replace(relay.settings, amqp_url=proxy.url))
         relay.books.enqueue_one()
         await relay.take(1)
         await until(lambda: not relay.due())
@@ -126,7 +124,7 @@ async def test_only_confirmed_emails_are_marked_when_the_connection_breaks(
 
         await until(lambda: not relay.due())
     seen = set()
-    while message := await relay.rabbit.take(topology.queue):
+    while message := await relay.rabbit.take(relay.settings.queue):
         seen.add(message.pointer.email_id)
     assert seen == set(email_ids)
 
@@ -176,8 +174,6 @@ async def test_a_dead_letter_holds_enough_to_replay_and_nothing_private(
 
 async def test_dead_letters_follow_each_other_without_a_wait(relay: Relay, tables_url: str, store: LeaseStore) -> None:
     class Writer:
-        """A queue that confirms everything."""
-
         is_open = True
 
         async def write(self, messages: Sequence[Outgoing]) -> list[bool]:
@@ -192,8 +188,7 @@ async def test_dead_letters_follow_each_other_without_a_wait(relay: Relay, table
             await relay.dead_letter(store)
             assert await publisher.publish_due(Outbox(session), is_last=False)
         locked, outbox = await relay.dead_letter(store), Outbox(session)
-        with psycopg.connect(tables_url) as other:
-            other.execute("select from email_log where email_id = %s for update", [locked])
+        with relay.books.locked(locked):
             assert [await publisher.publish_due(outbox, is_last=True) for _ in range(2)] == [True, False]
 
 
@@ -240,12 +235,9 @@ async def test_a_relay_waits_while_a_relay_of_the_release_before_leads(relay: Re
     await until(lambda: leader(relay.books) in {row["pid"] for row in sessions()})
 
 
-async def test_losing_the_session_between_publishing_and_marking_causes_no_second_message(
-    relay: Relay, tables_url: str
-) -> None:
+async def test_losing_the_session_between_publishing_and_marking_causes_no_second_message(relay: Relay) -> None:
     email_id = relay.books.enqueue_one()
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(email_id)
+    with relay.books.locked(email_id):
         await relay.start()
         assert await relay.take(1) == [email_id]
         ended = {row["pid"] for row in relay.books.sessions("dispatcher relay")}
@@ -362,11 +354,9 @@ async def test_rows_due_before_postgresqls_clock_was_set_back_are_published_at_o
     assert await relay.rabbit.take(relay.settings.dlq) is None
 
 
-async def test_a_leader_without_rabbitmq_hands_over_to_a_connected_relay(
-    relay: Relay, servers: Servers, tables_url: str, topology: Topology
-) -> None:
-    async with Proxy(servers.amqp_url) as proxy:
-        await relay.start(settings_for(proxy.url, tables_url, topology))
+async def test_a_leader_without_rabbitmq_hands_over_to_a_connected_relay(relay: Relay) -> None:
+    async with Proxy(relay.settings.amqp_url) as proxy:
+        await relay.start(replace(relay.settings, amqp_url=proxy.url))
         first = await relay.leads()
         await until(lambda: proxy.connections)
         await relay.start()
@@ -386,18 +376,18 @@ async def test_a_leader_without_rabbitmq_hands_over_to_a_connected_relay(
 
 
 async def test_the_relay_publishes_wakes_and_recovers_all_other_emails_beside_every_damaged_row(
-    relay: Relay, servers: Servers, tables_url: str, topology: Topology
+    relay: Relay,
 ) -> None:
     insert_damaged(relay.books)
     leased, due = relay.books.enqueue(2)
     scheduled = relay.books.enqueue_one(send_at=datetime.now(UTC) + timedelta(seconds=0.5))
     relay.books.change(leased, **LEASED, locked_until=PAST, publish_due_at=None)
-    await relay.start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="1"))
+    await relay.start(replace(relay.settings, lease_seconds=1.0))
     pid = await relay.leads()
     published: set[UUID] = set()
 
     async def are_published() -> bool:
-        while message := await relay.rabbit.take(topology.queue):
+        while message := await relay.rabbit.take(relay.settings.queue):
             published.add(message.pointer.email_id)
         return {due, scheduled} <= published
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import psycopg
 import pytest
 
 from dispatcher.domain.controls import DomainLimit
@@ -14,12 +12,11 @@ from dispatcher.domain.status import Status
 from dispatcher.relay import domain_waits
 from dispatcher.relay.domain_waits import DomainWaits
 from dispatcher.relay.timing import BATCH, WaitingEmails
-from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.relay.running import Relay, next_round
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import lease_one, result
 from tests.waiting import until
 
 PAST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,12 +26,6 @@ Ceilings = tuple[float | None, int | None] | tuple[float | None, int | None, flo
 
 def soon(**more: float) -> datetime:
     return datetime.now(UTC) + timedelta(**(more or {"hours": 1}))
-
-
-@pytest.fixture
-async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    async with await connect_async(tables_url, name="test relay") as session:
-        yield Outbox(session)
 
 
 def expire(books: Books, *email_ids: object) -> None:
@@ -82,17 +73,13 @@ async def test_the_service_runs_again_when_the_next_email_is_due(outbox: Outbox,
     assert await service.run_once() <= 0.2
 
 
-async def test_a_locked_email_does_not_keep_others_waiting_or_uncancelled(
-    outbox: Outbox, books: Books, tables_url: str
-) -> None:
+async def test_a_locked_email_does_not_keep_others_waiting_or_uncancelled(outbox: Outbox, books: Books) -> None:
     waiting, locked = books.enqueue(2, send_at=soon())
     expired, also_locked = books.enqueue(2)
     books.connection.execute("update email_log set wait_until = %s where status = 'waiting'", [PAST])
     expire(books, expired, also_locked)
-    with psycopg.connect(tables_url) as other:
-        Books(other).lock(locked)
-        Books(other).lock(also_locked)
 
+    with books.locked(locked, also_locked):
         assert await outbox.wake(10) == 1
         assert [each.email_id for each in await outbox.cancel_expired(10)] == [expired]
 
@@ -142,8 +129,8 @@ async def test_an_email_that_expires_after_some_recipients_got_it_is_cancelled_a
 async def test_a_held_email_that_expires_needs_no_operator_any_more(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
-    email_id = books.enqueue_one(expires_at=soon())
-    (lease,) = await store.lease(books.keys([email_id]), 60)
+    lease = await lease_one(store, books, expires_at=soon())
+    email_id = lease.email_id
     await store.record([result(lease, Status.HELD)])
     assert books.row(email_id)["dead_letter_due_at"] is not None
     expire(books, email_id)

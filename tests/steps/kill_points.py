@@ -77,11 +77,7 @@ class Kill:
 
 
 class KillPlan:
-    """The targets and the recorded kills of a run, in a folder that all processes share.
-
-    Attributes:
-        signal: The signal that a process sends to itself.
-    """
+    """The targets and the recorded kills of a run, in a folder that all processes share."""
 
     def __init__(self, folder: Path, seed: int | str, number: signal.Signals = signal.SIGKILL) -> None:
         folder.mkdir(exist_ok=True)
@@ -97,7 +93,6 @@ class KillPlan:
             path.with_suffix(".new").rename(path)
 
     def kills(self) -> list[Kill]:
-        """All kills so far, in order."""
         path = self.folder / "kills"
         # The last line may be incomplete, because a process may be writing it.
         *whole, _unfinished = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -118,7 +113,6 @@ class KillPlan:
         return order[place], random.Random(f"{self.seed} {role} {number}")
 
     def record(self, step: Step, on_the_wire: Iterable[UUID]) -> None:
-        """Records the kill that follows."""
         line = {"pid": os.getpid(), "step": step, "on_the_wire": list(on_the_wire)}
         descriptor = os.open(self.folder / "kills", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(descriptor, orjson.dumps(line) + b"\n")
@@ -126,11 +120,8 @@ class KillPlan:
 
 
 class FaultInjector:
-    """Kills or freezes this process when the process reaches the step that the kill plan drew for it.
-
-    Attributes:
-        role: The process's role; empty in a process that is never killed.
-    """
+    """Kills or freezes this process when the process reaches the step that the kill plan drew for it. A process without
+    a role is never killed."""
 
     def __init__(self, kill_plan: KillPlan) -> None:
         self._plan = kill_plan
@@ -142,11 +133,9 @@ class FaultInjector:
         self.on_the_wire: dict[int, UUID] = {}
 
     def enable(self, role: str, steps: tuple[Step, ...]) -> None:
-        """Allows kills of this process, at these steps."""
         self.role, self._steps = role, steps
 
     def is_due(self, step: Step) -> bool:
-        """Whether to kill the process at this step now."""
         if self._target is None and self.role and (drawn := self._plan.next_target(self.role, self._steps)):
             self._target, chance = drawn
             self._left = chance.randint(1, MAX_PASSES)
@@ -157,7 +146,6 @@ class FaultInjector:
         return self._left == 0
 
     def reach(self, step: Step) -> None:
-        """Kills the process if this step is due."""
         if self.is_due(step):
             self.die(step)
 
@@ -178,7 +166,6 @@ def inject_faults(kill_plan: KillPlan) -> None:
 
 
 def _restart_without_wait() -> None:
-    """Makes the parent restart processes without a delay."""
     from dispatcher.supervisor.supervised import Restarts
 
     Restarts.wait_seconds = property(lambda _: 0.0)  # type: ignore[method-assign, assignment]

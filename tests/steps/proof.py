@@ -31,6 +31,7 @@ from dispatcher import Email
 from tests.acceptance.books import Books
 from tests.acceptance.harness import Host, stop
 from tests.steps.kill_points import WORKER_STEPS, Kill, KillPlan
+from tests.store.books import email
 from tests.supervisor.program import Program, eventually
 
 SETTINGS: Final = MappingProxyType(
@@ -100,16 +101,10 @@ def prove(host: Host, kills: int, seed: int) -> Proof:
 
 
 def start(host: Host, kill_plan: KillPlan, **settings: object) -> Program:
-    """Starts `dispatcher run` with this plan's faults."""
-    argv = [
-        sys.executable,
-        "-m",
-        "tests.steps.kill_points",
-        str(kill_plan.folder),
-        kill_plan.seed,
-        kill_plan.signal.name,
-    ]
-    return host.program(argv, "run", env=host.environment(**settings))
+    plan = [str(kill_plan.folder), kill_plan.seed, kill_plan.signal.name]
+    return host.program(
+        [sys.executable, "-m", "tests.steps.kill_points", *plan], "run", env=host.environment(**settings)
+    )
 
 
 def is_fed(host: Host, enqueued: set[UUID], numbers: Iterator[int]) -> bool:
@@ -121,13 +116,7 @@ def is_fed(host: Host, enqueued: set[UUID], numbers: Iterator[int]) -> bool:
 
 def _email(number: int) -> Email:
     recipient = {3: "refused", 7: "greylisted"}.get(number % 10, "customer")
-    return Email(
-        message_key=f"email-{number}",
-        sender="Shop <shop@example.com>",
-        to=f"{recipient}-{number}@example.org",
-        subject=f"Receipt {number}",
-        text=f"Thank you for order {number}.",
-    )
+    return email(f"email-{number}", to=f"{recipient}-{number}@example.org")
 
 
 def _announced(host: Host, enqueued: set[UUID]) -> Books | None:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from dispatcher import Email, enqueue_many
@@ -32,8 +33,6 @@ def email(key: str = "key-1", **fields: Any) -> Email:
 
 
 class Books:
-    """Direct access to the tables of one database."""
-
     def __init__(self, connection: psycopg.Connection) -> None:
         """The connection must be in autocommit mode."""
         self.connection = connection
@@ -82,7 +81,6 @@ class Books:
         return Counter({row["status"]: row["count"] for row in rows})
 
     def attempts(self, email_id: UUID) -> list[Row]:
-        """The email's attempts in the order of their numbers."""
         return self.select(
             "select * from every_attempt where email_id = %s order by attempt_number, started_at", email_id
         )
@@ -107,6 +105,14 @@ class Books:
         """Locks the email's row until this connection's transaction ends."""
         self.connection.execute("select from email_log where email_id = %s for update", [email_id])
 
+    @contextlib.contextmanager
+    def locked(self, *email_ids: UUID) -> Iterator[psycopg.Connection]:
+        """Locks the emails' rows in another session, until the block ends or the session's transaction."""
+        info = self.connection.info
+        with psycopg.connect(make_conninfo(**info.get_parameters(), password=info.password)) as person:
+            person.execute("select from email_log where email_id = any(%s) for update", [list(email_ids)])
+            yield person
+
     def count(self, table: str) -> int:
         counted = sql.SQL("select count(*) as found from {}").format(sql.Identifier(table))
         with self.connection.cursor(row_factory=dict_row) as cursor:
@@ -115,19 +121,16 @@ class Books:
         return int(row["found"])
 
     def sessions(self, name: str) -> list[Row]:
-        """The rows of `pg_stat_activity` for the sessions with this `application_name`."""
         return self.select(
             "select * from pg_stat_activity where application_name = %s and datname = current_database()", name
         )
 
     def other_sessions(self) -> list[Row]:
-        """The rows of `pg_stat_activity` for all other sessions of this database."""
         return self.select(
             "select * from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
         )
 
     def waiting_for_a_lock(self, name: str) -> bool:
-        """Whether a session with this `application_name` waits for a lock."""
         return any(row["wait_event_type"] == "Lock" for row in self.sessions(name))
 
     def terminate(self, name: str, *, waiting: bool = False) -> int:

@@ -30,13 +30,8 @@ _CONSTRAINTS = """
 
 @contextmanager
 def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
-    """Destroys the out-of-line (TOAST) values of the rows that the block writes to this table.
-
-    Reading such a value then fails: XX001, "missing chunk number 0 for toast value …".
-
-    Args:
-        connection: A superuser's connection, in autocommit mode.
-    """
+    """Destroys the out-of-line (TOAST) values of the rows that the block writes to this table. Reading such a value
+    then fails: XX001, "missing chunk number 0 for toast value …". Needs a superuser's connection in autocommit mode."""
     before = _last_chunk(connection, table)
     yield
     lost = 0
@@ -72,6 +67,16 @@ def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iter
     row = f"update on email_log for each row when (old.email_id = '{email_id}' and ({change}))"
     with disk_full(connection, row, "raise_exception"):
         yield
+
+
+@contextmanager
+def constraint(connection: psycopg.Connection, rule: str) -> Iterator[None]:
+    """During the block, PostgreSQL refuses attempts that break the rule."""
+    connection.execute(f"alter table email_attempt add constraint strict check ({rule})".encode())
+    try:
+        yield
+    finally:
+        connection.execute("alter table email_attempt drop constraint strict")
 
 
 @contextmanager

@@ -95,7 +95,6 @@ CONTENTS: Final[Mapping[str, Columns]] = {
 
 
 def insert_row(connection: psycopg.Connection, row: Columns) -> None:
-    """Inserts a row of `email_log` with these columns."""
     statement = sql.SQL("insert into email_log ({}) values ({})").format(
         sql.SQL(", ").join(map(sql.Identifier, row)), sql.SQL(", ").join([sql.Placeholder()] * len(row))
     )

@@ -197,31 +197,26 @@ def books(tables_session: psycopg.Connection) -> Books:
 
 @pytest.fixture
 async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    """A session of the dispatcher."""
     async with await connect_async(tables_url, name="session") as opened:
         yield opened
 
 
 @pytest.fixture
 def outbox(session: AsyncSession) -> Outbox:
-    """The relay's statements."""
     return Outbox(session)
 
 
 @pytest.fixture
 async def pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The session pool of the worker `worker-1`."""
     async with make_pool(tables_url, name="worker-1", size=2, keeps_plans=True) as opened:
         yield opened
 
 
 @pytest.fixture
 def store(pool: Pool) -> LeaseStore:
-    """The statements of the worker `worker-1` in the slot `slot-1`."""
     return LeaseStore(pool, worker="worker-1", slot="slot-1")
 
 
 @pytest.fixture
 def other_store(pool: Pool) -> LeaseStore:
-    """The statements of the worker `worker-2` in the slot `slot-2`."""
     return LeaseStore(pool, worker="worker-2", slot="slot-2")

@@ -22,19 +22,17 @@ class Known:
 
     Attributes:
         expired_at: When the email's lease expired; None if the lease has not expired.
-        expiries: The number of different end times that the email's lease has had. Each statement that moves the end
-            sets a new end time.
+        expiries: How often the end of the email's lease was moved.
         due_since: The step at which the email became due to be published; None if the email is not due.
             `dead_letter_since` is the same for the dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
-        rows: The email's attempts: number, outcome and worker.
+        rows: Number, outcome and worker of each attempt.
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
         impossible: The kinds of events that were reported before any attempt.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         times: `send_at` and `expires_at` of its payload.
         is_over: Whether its expires_at has passed.
         is_overdue: Whether its wait is over, if it is waiting.
-        cancelled_by: `cancelled` or `expired` if it was cancelled.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
             `held`.
     """
@@ -81,7 +79,6 @@ class Known:
         self.attempts += 1
 
     def close(self, status: Status, step: int) -> None:
-        """The email gets this status, and loses its lease."""
         assert self.status is status or (self.status, status) in ALLOWED
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
@@ -91,7 +88,6 @@ class Known:
             self.announced.append(status)
 
     def release(self, step: int, *, token_moves: bool) -> None:
-        """The worker or the relay releases the lease, and the attempt is not counted."""
         self.close(Status.PENDING, step)
         self.attempts -= 1
         self.token += token_moves
@@ -132,7 +128,6 @@ class Known:
             self.rescue_of = (self.rescue_of[0], None, self.rescue_of[2])
 
     def record(self, status: Status, outcome: str, step: int) -> None:
-        """A worker records a result under its lease."""
         self.was_uncertain |= outcome == "uncertain"
         self._confirm_rescue()
         if status is Status.SENDING:

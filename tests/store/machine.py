@@ -99,13 +99,8 @@ WRITES: Final = (
 
 @dataclass(frozen=True)
 class Loss:
-    """What happens between a worker's lease and the worker's next statement. In most cases the worker loses the lease.
-
-    Attributes:
-        number: The index of the email, 0 or 1.
-        is_expired: Whether the lease first expires and the relay finds the expired lease.
-        is_leased_again: Whether `next_worker` then leases the email.
-    """
+    """What happens between a worker's lease and the worker's next statement: the relay finds the expired lease, another
+    statement follows, and `next_worker` leases the email. In most cases the worker loses the lease."""
 
     number: int
     worker: str
@@ -723,10 +718,8 @@ class Machine(RuleBasedStateMachine):
         everything = [] if age_seconds else self.known.values()
         gone = [known for known in everything if known.status is Status.PENDING and not known.due_since]
         assert bool(self.run(self.outbox.find_lost_messages(age_seconds))) == bool(gone)
-        assert self.run(self.outbox.republish_lost(["normal"], age_seconds, 100, OnUncertain.HOLD, 5)) == (
-            len(gone),
-            [],
-        )
+        republished = self.run(self.outbox.republish_lost(["normal"], age_seconds, 100, OnUncertain.HOLD, 5))
+        assert republished == (len(gone), [])
         for known in gone:
             known.due_since = self._now()
 

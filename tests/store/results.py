@@ -1,4 +1,4 @@
-"""Creates results in the form in which a worker passes them to the store."""
+"""Leases new emails, and creates results in the form in which a worker passes them to the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dispatcher.domain.status import Status
-from dispatcher.store.leases import Lease, Result
+from dispatcher.store.leases import Lease, LeaseStore, Result
+from tests.store.books import Books
 
 _OUTCOMES = {
     Status.SENT: "accepted",
@@ -18,6 +19,15 @@ _OUTCOMES = {
 }
 RECORDABLE = frozenset(_OUTCOMES)
 """The statuses that an attempt can lead to."""
+
+
+async def lease_some(store: LeaseStore, books: Books, count: int, seconds: float = 60, **fields: Any) -> list[Lease]:
+    leases = await store.lease(books.keys(books.enqueue(count, **fields)), seconds)
+    return sorted(leases, key=lambda lease: lease.email_id)
+
+
+async def lease_one(store: LeaseStore, books: Books, **fields: Any) -> Lease:
+    return (await lease_some(store, books, 1, **fields))[0]
 
 
 def result(lease: Lease, status: Status, **fields: Any) -> Result:

@@ -35,11 +35,7 @@ _INSTALL: Final = f"""
 
 
 class SteeredClock:
-    """The clock of one database, for sessions that connect by `url`.
-
-    Attributes:
-        url: The database's URL; sessions that connect by this URL use this clock.
-    """
+    """The clock of one database, for sessions that connect by `url`."""
 
     def __init__(self, database_url: str) -> None:
         """Installs the functions in a migrated database, or replaces them. The clock starts at the real time."""

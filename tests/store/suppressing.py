@@ -10,7 +10,6 @@ from dispatcher.store.suppressions import hash_of
 
 
 def hasher_of(connection: psycopg.Connection) -> AddressHasher:
-    """The hasher with the database's key."""
     row = connection.execute("select address_key from dispatcher_database").fetchone()
     assert row is not None
     return AddressHasher(bytes(row[0]))
@@ -30,6 +29,5 @@ def suppress(
 
 
 def unsuppress(connection: psycopg.Connection, text: str) -> None:
-    """Removes the entry of an address or domain, for every tenant."""
     address_hash = hash_of(Recipient.parse(text), hasher_of(connection))
     connection.execute("delete from suppression where address_hash = %s", [address_hash])

@@ -25,14 +25,7 @@ from dispatcher.errors import (
     ValueRefused,
 )
 from dispatcher.store.arrays import BatchDumper
-from dispatcher.store.connections import (
-    TimedSession,
-    connect_async,
-    connected,
-    make_pool,
-    session,
-    translated,
-)
+from dispatcher.store.connections import TimedSession, connect_async, connected, make_pool, session, translated
 from dispatcher.store.statements import fetch
 from tests.broker.proxy import Proxy
 from tests.store.books import Books
@@ -267,7 +260,6 @@ async def test_a_session_opened_while_the_server_was_read_only_is_not_kept(
 
 
 async def take_steps(count: int) -> None:
-    """Lets the event loop run `count` steps."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -279,14 +271,12 @@ AN_INSTANT = datetime(2026, 5, 4, 3, 2, 1, 987654, UTC)
 
 @pytest.fixture
 def connection(tables_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection that uses `BatchDumper`."""
     with psycopg.connect(tables_url, autocommit=True) as opened:
         opened.adapters.register_dumper(list, BatchDumper)
         yield opened
 
 
 def round_trip(connection: psycopg.Connection[Any], items: list[Any], kind: str) -> Any:
-    """Sends a list to PostgreSQL; returns the list that PostgreSQL sends back."""
     (row,) = connection.execute(f"select %s::{kind}", [items]).fetchall()
     return row[0]
 
@@ -310,7 +300,7 @@ def test_every_kind_of_list_survives_a_round_trip(connection: psycopg.Connection
         assert round_trip(connection, items, kind) == items
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=st.lists(st.none() | TEXTS, max_size=8))
 def test_every_text_survives_a_round_trip(connection: psycopg.Connection[Any], items: list[str | None]) -> None:
     assert round_trip(connection, items, "text[]") == items

@@ -26,7 +26,6 @@ QUEUES = {"normal": QueueDepth(7, 2), "dlq": QueueDepth(1, 0)}
 
 
 def count_attempts(books: Books, at: datetime, emails: int, outcome: str = "accepted", provider: str = "smtp") -> None:
-    """Counts attempts in the hour of an instant."""
     books.connection.execute(
         "insert into email_hourly as h values (date_trunc('hour', %s::timestamptz, 'UTC'), %s, %s, 'slot', %s) "
         "on conflict (hour, provider, outcome, slot) do update set email_count = h.email_count + excluded.email_count",

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
@@ -15,9 +14,9 @@ from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool
-from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, Lease, LeaseStore
+from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, LeaseStore
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import lease_one, result
 from tests.waiting import until
 
 EXPIRED, FAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
@@ -26,12 +25,6 @@ EXPIRED, FAR = datetime(2026, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC
 def about(seconds: float) -> Any:
     """Equal to a number of seconds that PostgreSQL computed within the last half minute."""
     return pytest.approx(seconds, abs=30)
-
-
-async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
-    email_id = books.enqueue_one(**fields)
-    (lease,) = await store.lease(books.keys([email_id]), 60)
-    return lease
 
 
 async def test_a_lease_contains_the_whole_email(store: LeaseStore, books: Books) -> None:
@@ -139,12 +132,9 @@ async def test_two_racing_workers_never_lease_the_same_email(
     assert {lease.token for leases in answers for lease in leases} == {1}
 
 
-async def test_a_lease_waits_for_a_locked_row_and_then_reads_its_new_state(
-    store: LeaseStore, books: Books, tables_url: str
-) -> None:
+async def test_a_lease_waits_for_a_locked_row_and_then_reads_its_new_state(store: LeaseStore, books: Books) -> None:
     held, free = books.enqueue(2)
-    with psycopg.connect(tables_url) as person:
-        Books(person).lock(held)
+    with books.locked(held) as person:
         leasing = asyncio.create_task(store.lease(books.keys([held, free]), 60))
         await until(lambda: books.waiting_for_a_lock("worker-1"))
         person.execute("update email_log set status = 'failed' where email_id = %s", [held])

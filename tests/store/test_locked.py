@@ -22,7 +22,6 @@ from tests.store.books import Books
 
 @pytest.fixture
 async def store(tables_url: str) -> AsyncIterator[LeaseStore]:
-    """A worker's statements with a short lock timeout."""
     pool = make_pool(tables_url, name="worker-1", size=2, lock_seconds=0.1)
     await pool.open()
     yield LeaseStore(pool, worker="worker-1", slot="slot-1")
@@ -31,7 +30,6 @@ async def store(tables_url: str) -> AsyncIterator[LeaseStore]:
 
 @contextmanager
 def lock_holder(tables_url: str, *, locks: str, email_id: UUID) -> Iterator[None]:
-    """Opens a transaction that locks the email's row in the table `locks`."""
     with psycopg.connect(tables_url, application_name="other-session") as connection:
         connection.execute(f"select from {locks} where email_id = %s for update".encode(), (email_id,))
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,18 +27,9 @@ def test_the_statements_change_every_row_as_the_protocol_says(sessions: Sessions
         def __init__(self) -> None:
             super().__init__(sessions)
 
-    run_state_machine_as_test(
-        Driven,
-        settings=settings(
-            max_examples=runs,
-            stateful_step_count=steps,
-            report_multiple_bugs=False,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    # A setting that is not given here is that of the suite's profile.
+    options: dict[str, Any] = {"report_multiple_bugs": False, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(Driven, settings=settings(max_examples=runs, stateful_step_count=steps, **options))
 
 
 RARELY_REACHED: Final[Mapping[str, Callable[[Machine], object]]] = {

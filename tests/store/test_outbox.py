@@ -6,7 +6,6 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
-import psycopg
 import pytest
 
 from dispatcher.domain.status import OnUncertain, Status
@@ -14,7 +13,7 @@ from dispatcher.store.instants import AHEAD_SECONDS, EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import lease_some, result
 from tests.waiting import until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -139,16 +138,12 @@ async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
     assert [books.status(expired), books.status(lost)] == [status, status]
 
 
-async def test_a_lease_that_is_being_recorded_is_left_alone(
-    outbox: Outbox, store: LeaseStore, books: Books, tables_url: str
-) -> None:
-    email_ids = books.enqueue(2)
-    await store.lease(books.keys(email_ids), 60)
+async def test_a_lease_that_is_being_recorded_is_left_alone(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+    email_ids = [lease.email_id for lease in await lease_some(store, books, 2)]
     for email_id in email_ids:
         books.change(email_id, locked_until=EXPIRED)
-    with psycopg.connect(tables_url) as worker:
-        Books(worker).lock(email_ids[0])
 
+    with books.locked(email_ids[0]):
         rescued = await outbox.recover_expired(HOLD, 5, await outbox.find_expiring())
 
     assert [email.email_id for email in rescued] == email_ids[1:]

@@ -22,7 +22,7 @@ from dispatcher.store.statements import fetch
 from dispatcher.store.webhooks import find_due_webhooks, restore_feed
 from tests.store.books import Books
 from tests.store.damage import disk_full
-from tests.store.results import result
+from tests.store.results import lease_one, result
 from tests.waiting import wait_until
 
 INSERT: Final = """
@@ -38,16 +38,12 @@ NOW: Final = datetime.now(UTC)
 
 
 def insert(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:
-    """Inserts events; returns their ids in order."""
     return [row[0] for row in connection.execute(INSERT, [tenant, count]).fetchall()]
 
 
 def await_feed(connection: psycopg.Connection) -> None:
-    """Waits until the feed shows every committed event.
-
-    An event stays invisible while an older transaction is open in any database of the server, and other processes run
-    tests on the same server.
-    """
+    """Waits until the feed shows every committed event: an event stays invisible while an older transaction is open in
+    any database of the server, and other processes run tests on the same server."""
     wait_until(lambda: not connection.execute(INVISIBLE).fetchall(), seconds=60)  # no test holds a transaction longer
 
 
@@ -70,7 +66,7 @@ async def test_no_event_is_written_until_an_application_wants_events(
     store: LeaseStore, session: AsyncSession, books: Books
 ) -> None:
     async def send() -> UUID:
-        (lease,) = await store.lease(books.keys([books.enqueue_one(tenant_id="shop", correlation_id="order-7")]), 60)
+        lease = await lease_one(store, books, tenant_id="shop", correlation_id="order-7")
         await store.record([result(lease, Status.SENT)])
         await_feed(books.connection)
         return lease.email_id
@@ -86,7 +82,7 @@ async def test_no_event_is_written_until_an_application_wants_events(
     assert (event.email_id, event.kind, event.tenant_id) == (email_id, OutgoingKind.SENT, "shop")
     assert (event.message_key, event.correlation_id, event.provider) == (books.key(email_id), "order-7", "smtp")
     assert event.event_id.version == 7
-    (lease,) = await store.lease(books.keys([books.enqueue_one(tenant_id="shop")]), 60)
+    lease = await lease_one(store, books, tenant_id="shop")
     await store.record([result(lease, Status.FAILED, error_type="suppressed")])
     await_feed(books.connection)
     ((suppressed, _),) = (await read_page(session, Cursor.parse(sent.next), tenant="shop", limit=100)).events
@@ -250,7 +246,7 @@ async def test_a_full_disk_loses_neither_a_result_nor_its_event(
     store: LeaseStore, session: AsyncSession, books: Books
 ) -> None:
     cursor = (await read_page(session, None, tenant="shop", limit=100)).next
-    (lease,) = await store.lease(books.keys([books.enqueue_one(tenant_id="shop")]), 60)
+    lease = await lease_one(store, books, tenant_id="shop")
 
     with disk_full(books.connection, "insert on outgoing_event for each row"), pytest.raises(StoreUnavailable):
         await store.record([result(lease, Status.SENT)])

@@ -86,7 +86,7 @@ def test_creating_a_partition_waits_for_an_open_enqueue_and_moves_its_row(databa
     assert place(books.connection, "email_log", email_id) == f"email_log_{FAR_WEEK}"
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(microseconds=st.integers(0, 4_000_000_000_000_000))
 def test_sql_and_domain_agree_on_the_lowest_id_of_an_instant(
     tables_session: psycopg.Connection, microseconds: int

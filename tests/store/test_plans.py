@@ -110,11 +110,9 @@ def rows_read(connection: psycopg.Connection) -> dict[str, int]:
 async def assert_reads_few_rows(
     database_url: str, work: Awaitable[int], end: Callable[[], Awaitable[object]], name: str = "planned"
 ) -> None:
-    """Does the work for a batch on the session with this name. Fails if a statement scanned a whole index or table.
-
-    Index entries of old row versions count, too. There are many of them while autovacuum analyzes the tables. `end`
-    ends the session, because a session reports its counters only when it ends.
-    """
+    """Does the work for a batch on the session with this name. Fails if a statement scanned a whole index or table. Old
+    row versions count, too: there are many while autovacuum analyzes the tables. A session reports its counters only
+    when it ends, by `end`."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
         wait_until(lambda: all(row["application_name"].startswith("planned") for row in books.other_sessions()))
@@ -127,10 +125,8 @@ async def assert_reads_few_rows(
 
 
 async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
-    """Executes the statements that a relay repeats; returns the number of marked emails.
-
-    The search for lost messages is left out, because it reads all pending emails, but runs only every ten seconds.
-    """
+    """Executes the statements that a relay repeats; returns the number of marked emails. The search for lost messages
+    is left out, because it reads all pending emails, but runs only every ten seconds."""
     await outbox.find_publish_due(BATCH)
     left = await outbox.mark_published(due)
     await outbox.find_dead_letter_due(BATCH)

@@ -14,24 +14,15 @@ import pytest
 
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import OWN_SECRETS
-from dispatcher.domain.status import FINISHED, OnUncertain, Status
-from dispatcher.store.leases import Lease, LeaseStore
+from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.results import storable
 from tests.store.books import Books
-from tests.store.results import RECORDABLE, result
+from tests.store.results import RECORDABLE, lease_one, lease_some, result
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-async def lease_some(store: LeaseStore, books: Books, count: int) -> list[Lease]:
-    leases = await store.lease(books.keys(books.enqueue(count)), 60)
-    return sorted(leases, key=lambda lease: lease.email_id)
-
-
-async def lease_one(store: LeaseStore, books: Books) -> Lease:
-    return (await lease_some(store, books, 1))[0]
 
 
 @pytest.mark.parametrize(
@@ -125,26 +116,6 @@ async def test_an_acceptance_after_another_attempt_began_keeps_its_own_number(
     assert books.hourly() == {"accepted": 2}
 
 
-@pytest.mark.parametrize("standing", ["leased again", *sorted(FINISHED & RECORDABLE)])
-async def test_a_result_without_its_lease_changes_no_email_but_stores_the_attempt(
-    store: LeaseStore, books: Books, standing: str
-) -> None:
-    statuses = sorted(RECORDABLE - {Status.SENT})
-    leases = await lease_some(store, books, len(statuses))
-    if standing == "leased again":
-        books.connection.execute("update email_log set lease_token = lease_token + 1, locked_by = 'worker-2'")
-    else:  # even under its token
-        await store.record([result(lease, Status(standing)) for lease in leases])
-    before, counted = books.rows(), books.hourly()
-
-    for lease, status in zip(leases, statuses, strict=True):
-        assert await store.record([result(lease, status)]) == set()
-
-    assert books.rows() == before
-    assert {len(books.attempts(lease.email_id)) for lease in leases} == {1 + (standing != "leased again")}
-    assert books.hourly() == counted
-
-
 @pytest.mark.parametrize("error", [None, "250 2.0.0 queued"])
 @pytest.mark.parametrize("standing", ["sending", "held", "failed"])
 async def test_an_acceptance_leaves_the_same_rows_alone_and_in_a_batch_with_other_results(
@@ -172,45 +143,6 @@ async def test_an_acceptance_leaves_the_same_rows_alone_and_in_a_batch_with_othe
     assert [event["provider"] for event in events] == ["smtp", "smtp"]
     assert len({(event["tenant_id"], event["reason"], event["code"]) for event in events}) == 1
     assert books.hourly() == {"accepted": 2, "rejected": 1}
-
-
-@pytest.mark.parametrize("standing", ["pending", "failed", "held", "leased by another"])
-async def test_a_late_acceptance_proves_that_the_email_was_sent(
-    store: LeaseStore, other_store: LeaseStore, books: Books, standing: str
-) -> None:
-    lease = await lease_one(store, books)
-    books.change(lease.email_id, status="pending", locked_by=None, locked_until=EXPIRED, publish_due_at=EXPIRED)
-    if standing != "pending":
-        (theirs,) = await other_store.lease(books.keys([lease.email_id]), 60)
-        if standing != "leased by another":
-            await other_store.record([result(theirs, Status(standing))])
-
-    ours = await store.record([result(lease, Status.SENT, provider_message_id="late")])
-
-    assert ours == {lease.email_id}
-    row = books.row(lease.email_id)
-    assert (row["status"], row["locked_by"], row["provider_message_id"]) == ("sent", None, "late")
-    assert (row["publish_due_at"], row["dead_letter_due_at"]) == (None, None)
-    assert await store.lease(books.keys([lease.email_id]), 60) == []
-    assert await other_store.renew({lease.email_id: row["lease_token"]}, 60) == set()
-
-
-async def test_a_second_acceptance_is_stored_but_not_counted(
-    store: LeaseStore, other_store: LeaseStore, books: Books
-) -> None:
-    first, second = await lease_some(store, books, 2)
-    await store.record([result(first, Status.SENT, provider_message_id="1")])
-    before = books.row(first.email_id)
-
-    assert await other_store.record([result(first, Status.SENT, provider_message_id="2")]) == set()
-    told = {"provider_message_id": "3", "provider_code": "250"}  # with a code, another statement records an acceptance
-    ours = await store.record([result(each, Status.SENT, **told) for each in (first, second)])
-
-    assert ours == {second.email_id}
-    assert books.row(first.email_id) == before
-    assert books.row(second.email_id)["provider_message_id"] == "3"
-    assert len(books.attempts(first.email_id)) == 3
-    assert books.hourly() == {"accepted": 2}
 
 
 async def test_two_workers_record_at_once_without_waiting_for_each_other(

@@ -19,7 +19,6 @@ from tests.store.books import Books
 
 
 def week_of(at: datetime) -> str:
-    """The suffix of the partitions of a week."""
     return f"p{(at - timedelta(days=at.weekday())).date():%Y%m%d}"
 
 
@@ -66,17 +65,14 @@ def enqueue_long_ago(books: Books, status: str, *, at: datetime = OLD, number: i
 
 
 def dropped(steps: list[PrunedStep | FailedStep]) -> list[str]:
-    """The names of the dropped partitions, in order."""
     return [step.name for step in steps if isinstance(step, PrunedStep) and step.name]
 
 
 def failed(steps: list[PrunedStep | FailedStep]) -> dict[str, type[DispatcherError]]:
-    """The failed parts of the pruning, with the type of each error."""
     return {step.what: type(step.fault) for step in steps if isinstance(step, FailedStep)}
 
 
 def kept(books: Books, *email_ids: UUID) -> list[str]:
-    """Of each email, what is kept: its row, its content and its key."""
     tables = ("email_log", "email_content", "email_idempotency")
     ids = {table: {row["email_id"] for row in books.select(f"select email_id from {table}")} for table in tables}  # noqa: S608
     return [" ".join(table[6:] for table in tables if email_id in ids[table]) for email_id in email_ids]
@@ -86,7 +82,6 @@ ALL, NO_CONTENT, ONLY_KEY = "log content idempotency", "log idempotency", "idemp
 
 
 def discard(books: Books, email_id: UUID) -> None:
-    """Discards an email like `dispatcher dlq discard`."""
     books.connection.execute("update email_log set dead_letter_discarded_at = now() where email_id = %s", [email_id])
 
 

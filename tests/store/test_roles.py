@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
-from dispatcher import Acceptance, Attachment, Email, UnusableConnection, enqueue, enqueue_many, enqueue_many_async
+from dispatcher import Acceptance, Attachment, UnusableConnection, enqueue, enqueue_many, enqueue_many_async
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.store.grants import Role, roles_of
 from dispatcher.store.queries import all_queries, query
@@ -26,14 +26,7 @@ from tests.store.books import Books, email
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 ROLES: Final = ("producer", "dispatcher", "reader")
 OTHER: Final = "another application's email"
-CODE: Final = Email(
-    message_key="login-17",
-    sender="shop@example.com",
-    to="ann@example.org",
-    subject="Your code",
-    text="482913 is your code.",
-    erase_after_sending=True,
-)
+CODE: Final = email("login-17", text="482913 is your code.", erase_after_sending=True)
 KEYS: Final = "array['default'], array['other-1']"
 STATEMENTS: Final[dict[str, tuple[str, ...]]] = {
     "add a row to `email_log` with any values, such as an email that was already sent": (
@@ -148,7 +141,6 @@ class Session:
         return self.connection
 
     def reset(self) -> None:
-        """Becomes the superuser again."""
         self.execute("reset session authorization")
 
     def permits(self, role: str, statement: str) -> bool:
@@ -360,7 +352,6 @@ _USES: Final = {
 
 
 def used_by(names: set[str]) -> dict[str, set[str]]:
-    """The privileges that the statements need, by table or function."""
     used: dict[str, set[str]] = defaultdict(set)
     for name in names:
         text = all_queries()[name].decode()
@@ -374,7 +365,6 @@ def used_by(names: set[str]) -> dict[str, set[str]]:
 
 
 def role_named(name: str, role: str) -> Role:
-    """The grants of the kind `role`, for a role with the name `name`."""
     names = {"producer": "app", "dispatcher": "mail", "reader": "oncall", role: name}
     (found,) = [each for each in roles_of(**names, is_exact=False) if each.role == role]
     return found

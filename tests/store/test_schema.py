@@ -82,8 +82,6 @@ SHADOWS = """
 
 @pytest.fixture
 def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
-    """Sets DISPATCHER_DATABASE_SCHEMA when called; resets it after the test."""
-
     def use(name: str) -> None:
         monkeypatch.setenv("DISPATCHER_DATABASE_SCHEMA", name)
         queries.schema.cache_clear()
@@ -211,7 +209,6 @@ def test_an_invalid_schema_name_is_refused(text: str) -> None:
 
 @pytest.fixture
 def become_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Gives this process the migrations of a later release."""
     return lambda: monkeypatch.setattr("dispatcher.store.migrations.all_migrations", lambda: MIGRATIONS)
 
 
@@ -300,7 +297,6 @@ BASELINE = [(each.number, each.name, each.checksum) for each in all_migrations()
 
 
 def record(connection: psycopg.Connection, *migrations: Recorded) -> None:
-    """Records these migrations instead of the applied ones."""
     connection.execute("delete from dispatcher_migration")
     for row in migrations:
         connection.execute("insert into dispatcher_migration (number, name, checksum) values (%s, %s, %s)", row)
@@ -308,10 +304,7 @@ def record(connection: psycopg.Connection, *migrations: Recorded) -> None:
 
 @pytest.mark.parametrize("recorded", [[OLDEST, LAST_BEFORE_BASELINE], [FIRST_BASELINE]])
 def test_the_tables_of_the_commits_before_the_baseline_are_recorded_as_at_the_baseline(
-    empty_database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    become_later: Callable[[], None],
-    recorded: list[Recorded],
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch, become_later: Callable[[], None], recorded: list[Recorded]
 ) -> None:
     with connected(empty_database_url) as connection:
         monkeypatch.setattr("dispatcher.store.migrations.all_migrations", lambda: MIGRATIONS[:1])

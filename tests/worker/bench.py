@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
-
-import psycopg
 
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
@@ -61,13 +59,11 @@ class Worker:
         self.stopping.set()
 
     async def stop(self) -> None:
-        """Drains the worker, and waits until it has stopped."""
         self.stopping.set()
         await asyncio.wait_for(self.task, 30)
 
     @property
     def in_flight(self) -> int:
-        """The number of ledger slots that are in use."""
         return slots_in_use(self.ledger)
 
 
@@ -158,7 +154,6 @@ class Bench:
                 await asyncio.gather(each, return_exceptions=True)
 
     async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1, lane: str = NORMAL) -> None:
-        """Publishes the emails' messages, as the relay does."""
         keys = self.books.keys(list(email_ids))
         queue = self.topology.send_queues[lane]
         messages = [Outgoing.of_pointer(queue, Pointer(each, keys[each])) for each in keys]
@@ -175,7 +170,6 @@ class Bench:
         assert await self._publisher.publish(messages) == [True]
 
     async def deliver_pointer(self, email_id: UUID, message_key: str) -> None:
-        """Publishes a pointer with this id and message key."""
         message = Outgoing.of_pointer(self.topology.queue, Pointer(email_id, message_key))
         assert await self._publisher.publish([message]) == [True]
 
@@ -193,16 +187,7 @@ class Bench:
         await until(lambda: len(self.provider.waiting) == count and worker.process_slot.is_up)
         return worker, email_ids
 
-    @contextmanager
-    def locked(self, *email_ids: UUID) -> Iterator[psycopg.Connection]:
-        """Locks the emails' rows during the block. PostgreSQL then waits in the middle of a worker's statement."""
-        with psycopg.connect(self._tables_url) as person:
-            for email_id in email_ids:
-                Books(person).lock(email_id)
-            yield person
-
     async def blocked(self, worker: Worker) -> None:
-        """Waits until a statement of the worker waits for a lock."""
         await until(lambda: self.books.waiting_for_a_lock(worker.name))
 
     def due_in_seconds(self, email_id: UUID) -> float:
@@ -219,8 +204,6 @@ class Bench:
         return (await depths(self._servers.amqp_url, self.topology))[self.topology.send_queues[lane]]
 
     async def all_are_delivered(self) -> None:
-        """Waits until the send queue has no ready message."""
-
         async def none_waits() -> bool:
             return await self.waiting_messages() == 0
 
@@ -244,6 +227,12 @@ class Bench:
         left = await self.rabbit.take(self.topology.queue)
         assert left is None, left
 
+    async def each_is_sent_once(self, email_ids: Collection[UUID]) -> None:
+        """Waits until these emails are sent, and no others exist; asserts that no email or message is left."""
+        await self.settled({"sent": len(email_ids)})
+        assert self.provider.accepted == dict.fromkeys(email_ids, 1)
+        await self.nothing_left_on_the_queue()
+
     async def _all_are_seen(self) -> None:
         """Publishes a last message to an unknown email, and waits until the worker has rejected it."""
         last = uuid4()
@@ -256,7 +245,6 @@ class Bench:
         await until_answer(it_is_there)
 
     async def close(self) -> None:
-        """Stops the workers that the test has started, and closes all connections."""
         self.provider.let_go()
         await self._stack.aclose()
         await self._publisher.close()

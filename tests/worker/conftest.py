@@ -1,5 +1,3 @@
-"""Fixtures of the worker's tests."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -21,7 +19,6 @@ from tests.worker.bench import Bench
 async def bench(
     servers: Servers, tables_url: str, topology: Topology, tmp_path: Path, books: Books
 ) -> AsyncIterator[Bench]:
-    """Workers, tables and queues for one test, with a scripted provider."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         made = Bench(servers, tables_url, topology, tmp_path / "run", books, Rabbit(connection))
         yield made
@@ -30,7 +27,6 @@ async def bench(
 
 @pytest.fixture
 async def broker(servers: Servers) -> AsyncIterator[Proxy]:
-    """A proxy to RabbitMQ that a test can interrupt."""
     async with Proxy(servers.amqp_url) as running:
         yield running
 
@@ -44,6 +40,5 @@ async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter and a SendGrid double."""
     async with sendgrid_place(tmp_path / "double") as opened:
         yield opened

@@ -82,8 +82,6 @@ class ScriptedPrompt(ScriptedProvider):
 
 
 class ScriptedBulk(ScriptedProvider):
-    """Accepts all emails of a bulk call."""
-
     limits = BulkLimits(1000, 1000, 1_000_000)
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
@@ -102,8 +100,6 @@ async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Atte
 
 
 def answer(outcome: Outcome) -> Act:
-    """Puts the email on the wire, and answers with this outcome."""
-
     async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         attempt.mark_on_wire()
         await asyncio.sleep(0)
@@ -113,8 +109,6 @@ def answer(outcome: Outcome) -> Act:
 
 
 def answer_when_let_go(outcome: Outcome) -> Act:
-    """Puts the email on the wire, and answers with this outcome after `let_go`."""
-
     async def act(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         attempt.mark_on_wire()
         await provider.wait(email.email_id)
@@ -130,13 +124,11 @@ throttle_when_let_go = answer_when_let_go(
 
 
 async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Puts the email on the wire only after `let_go`, and accepts it."""
     await provider.wait(email.email_id)
     return await accept(provider, email, attempt)
 
 
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Accepts the email, and never answers."""
     attempt.mark_on_wire()
     provider.accept(email.email_id)
     await asyncio.Event().wait()

@@ -82,8 +82,6 @@ class Row:
 
 
 class FakeLocked(LockedRows):
-    """Reports the rows that a test declares as locked."""
-
     def __init__(self, locked_ids: set[UUID]) -> None:
         super().__init__(cast("Source", None))
         self._locked_ids = locked_ids
@@ -96,8 +94,6 @@ class FakeLocked(LockedRows):
 
 
 class NobodySuppressed(SuppressionReader):
-    """Contains no entries."""
-
     def __init__(self) -> None:
         pass
 
@@ -283,8 +279,6 @@ class FakeBroker(Consumer):
 
 
 class FakeProviderStore(ProviderStore):
-    """Discards breaker states."""
-
     def __init__(self) -> None:
         pass
 
@@ -296,8 +290,6 @@ class FakeProviderStore(ProviderStore):
 
 
 class VirtualBreakerListener(BreakerListener):
-    """Creates breakers that use virtual time."""
-
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
         clock = asyncio.get_running_loop().time
         return CircuitBreaker(clock, lambda *change: self._on_change(provider, *change), window=window)
@@ -315,7 +307,6 @@ def key_of(email_id: UUID) -> str:
 
 @cache
 def usual_settings() -> Settings:
-    """Settings with short retries, for a worker without servers."""
     given = {
         "DATABASE_URL": "postgresql://nobody@127.0.0.1/none",
         "AMQP_URL": "amqp://nobody:none@127.0.0.1/",
@@ -360,7 +351,6 @@ class StageBench:
         return provider
 
     def enqueue(self, count: int = 1, *, octets_apart: int = 0) -> list[UUID]:
-        """Adds rows of pending emails; returns the emails' ids."""
         emails = [an_email(email_id=uuid4()) for _ in range(count)]
         for email in emails:
             self.store.emails[email.email_id] = email

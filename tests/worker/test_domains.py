@@ -29,7 +29,6 @@ def set_limit(bench: Bench, *, rate: float | None = None, slots: int | None = No
 
 @pytest.fixture
 def smtp(bench: Bench) -> ScriptedProvider:
-    """The provider to which the ceilings apply."""
     bench.provider = ScriptedProvider("smtp")
     return bench.provider
 

@@ -16,14 +16,7 @@ from tests.recovery.tally import counted
 from tests.store.books import Books
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import (
-    ScriptedProvider,
-    accept,
-    accept_when_let_go,
-    answer,
-    answer_when_let_go,
-    never_leave,
-)
+from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer, answer_when_let_go, never_leave
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = "6"
@@ -108,12 +101,7 @@ async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench,
 
 
 async def test_a_reconnected_worker_undoes_needless_recoveries(bench: Bench, postgres: Proxy, tables_url: str) -> None:
-    on_the_wire: tuple[Outcome, ...] = (
-        Accepted(),
-        Deferred(Reason.REFUSED),
-        Rejected(Reason.REFUSED),
-        Uncertain("silence"),
-    )
+    on_the_wire: list[Outcome] = [Accepted(), Deferred(Reason.REFUSED), Rejected(Reason.REFUSED), Uncertain("silence")]
     waits = answer(Deferred(Reason.REFUSED, retry_after=50.0))
     ids = unbegun, waiting, accepted, *_ = bench.books.enqueue(6)
     for email_id, act in zip(ids, (never_leave, waits, *map(answer_when_let_go, on_the_wire)), strict=True):

@@ -19,7 +19,8 @@ from dispatcher.domain.outcome import Deferred, Reason, Rejected
 from dispatcher.worker.process import CANCEL_SECONDS, POOL_SIZE
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator
-from tests.store.books import Books, frozen_sessions
+from tests.store.books import frozen_sessions
+from tests.store.damage import constraint
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench, Worker
 from tests.worker.scripted import accept, accept_when_let_go, answer
@@ -28,7 +29,7 @@ from tests.worker.scripted import accept, accept_when_let_go, answer
 @pytest.mark.parametrize("is_ended", [True, False], ids=["sessions ended during the record", "reply lost"])
 async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, postgres: Proxy, is_ended: bool) -> None:
     worker, email_ids = await bench.begin(4, DATABASE_URL=postgres.url)
-    with bench.locked(email_ids[-1]):
+    with bench.books.locked(email_ids[-1]):
         bench.provider.let_go()
         await bench.blocked(worker)
         if is_ended:
@@ -50,9 +51,8 @@ async def test_an_acceptance_is_recorded_once_despite_an_outage(bench: Bench, po
 
 @contextmanager
 def locked_email(bench: Bench) -> Iterator[tuple[UUID, psycopg.Connection]]:
-    """A new email whose row is locked during the block."""
     email_id = bench.books.enqueue_one()
-    with bench.locked(email_id) as person:
+    with bench.books.locked(email_id) as person:
         yield email_id, person
 
 
@@ -81,8 +81,7 @@ async def test_an_interrupted_lease_is_released_and_taken_again(bench: Bench, po
     await bench.settled({"sent": 1})
     row = bench.books.row(email_id)
     assert (row["attempt_count"], is_late or row["lease_token"] == 2) == (1, True)
-    assert bench.provider.accepted == {email_id: 1}
-    await bench.nothing_left_on_the_queue()
+    await bench.each_is_sent_once([email_id])
 
 
 async def test_a_worker_that_stops_during_an_interrupted_lease_leaves_no_lease(bench: Bench, postgres: Proxy) -> None:
@@ -141,17 +140,9 @@ async def test_the_worker_waits_for_a_read_only_server(bench: Bench) -> None:
     assert bench.provider.accepted == {email_id: 1}
 
 
-@contextmanager
-def constraint(books: Books, rule: str) -> Iterator[None]:
-    """Adds a constraint to the table `email_attempt` during the block."""
-    books.connection.execute(f"alter table email_attempt add constraint strict check ({rule})".encode())
-    yield
-    books.connection.execute("alter table email_attempt drop constraint strict")
-
-
 async def test_a_refused_result_loses_the_providers_text_and_does_not_affect_the_others(bench: Bench) -> None:
     bench.provider.always = answer(Rejected(Reason.REFUSED, "unspeakable"))
-    with constraint(bench.books, "error is distinct from 'unspeakable'"):
+    with constraint(bench.books.connection, "error is distinct from 'unspeakable'"):
         await bench.start()
         email_ids = bench.books.enqueue(5)
         bench.provider.script[email_ids[0]].append(accept)
@@ -167,7 +158,7 @@ async def test_a_refused_result_loses_the_providers_text_and_does_not_affect_the
 async def test_a_result_that_is_always_refused_keeps_its_lease_until_its_end_and_delays_nothing(bench: Bench) -> None:
     bench.provider.always = answer(Rejected(Reason.REFUSED))
     expired = "select from email_log where status = 'sending' and locked_until < clock_timestamp()"
-    with constraint(bench.books, "outcome <> 'rejected'"):
+    with constraint(bench.books.connection, "outcome <> 'rejected'"):
         worker = await bench.start(LEASE_SECONDS="4")
         refused, fine = bench.books.enqueue(2)
         bench.provider.script[fine].append(accept)
@@ -203,13 +194,11 @@ async def test_without_rabbitmq_emails_on_the_wire_are_sent_once_and_their_redel
     await until(lambda: neighbour in bench.provider.waiting)
     bench.provider.let_go()
 
-    await bench.settled({"sent": 6})
-    assert bench.provider.accepted == dict.fromkeys([*email_ids, neighbour], 1)
-    await bench.nothing_left_on_the_queue()
+    await bench.each_is_sent_once([*email_ids, neighbour])
 
 
 async def test_without_rabbitmq_retries_continue_and_unleased_messages_return(bench: Bench, broker: Proxy) -> None:
-    retried, *others = email_ids = bench.books.enqueue(9)
+    retried, *_ = email_ids = bench.books.enqueue(9)
     bench.provider.script[retried].append(answer(Deferred(Reason.REFUSED, retry_after=0.3)))
     bench.provider.script[retried].append(accept)
     bench.provider.always = accept_when_let_go
@@ -223,9 +212,7 @@ async def test_without_rabbitmq_retries_continue_and_unleased_messages_return(be
     broker.thaw()
     bench.provider.let_go()
 
-    await bench.settled({"sent": 9})
-    assert bench.provider.accepted == dict.fromkeys([retried, *others], 1)
-    await bench.nothing_left_on_the_queue()
+    await bench.each_is_sent_once(email_ids)
 
 
 async def test_a_worker_reports_how_long_it_has_waited_for_a_commit(bench: Bench, tables_url: str) -> None:

@@ -30,7 +30,6 @@ LONG_DEFERRAL = answer(Deferred(Reason.SERVER_ERROR, "later", "451", 60.0))
 
 
 def publish(bench: Bench, email_ids: Sequence[UUID]) -> None:
-    """Marks the emails as published, as the relay does after it published them."""
     for email_id in email_ids:
         bench.books.change(email_id, publish_due_at=None, published_at=datetime.now(UTC))
 
@@ -79,7 +78,7 @@ async def test_an_email_of_a_paused_tenant_whose_row_is_locked_is_put_back_when_
     await bench.start(lock_seconds=0.2)
     locked, free = bench.books.enqueue(2, tenant_id="acme")
     publish(bench, [locked, free])
-    with bench.locked(locked):
+    with bench.books.locked(locked):
         await bench.deliver([locked, free])
         await bench.all_are_delivered()
 
@@ -189,8 +188,6 @@ def test_before_the_first_read_nothing_is_leased() -> None:
 
 
 class CountedReads(FakeStore):
-    """Counts how often the worker reads the controls."""
-
     reads = 0
 
     async def read_controls(self) -> Controls:

@@ -26,7 +26,6 @@ def sms_provider() -> ScriptedProvider:
 
 
 async def enqueued(bench: Bench, count: int = 1, **changes: Any) -> list[UUID]:
-    """Enqueues SMS, and publishes their messages."""
     before = len(bench.books.rows())
     usual = {"to": NUMBER, "text": "Your code is 1234.", **changes}
     messages = [Sms(message_key=f"sms-{before + number}", **usual) for number in range(count)]

@@ -338,8 +338,6 @@ def test_an_attempt_that_cannot_begin_without_a_task_gives_back_its_slot() -> No
 
 
 class FailingPrompt(ScriptedProvider):
-    """Fails in `begin`, after the email is marked as on the wire, or before."""
-
     def __init__(self, *, is_marked: bool) -> None:
         super().__init__()
         self._is_marked = is_marked

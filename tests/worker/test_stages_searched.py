@@ -35,7 +35,6 @@ async def deaf(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attem
 
 
 async def come_back(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Puts the email on the wire, takes that back with `mark_not_sent`, and then accepts the email."""
     attempt.mark_on_wire()
     await asyncio.sleep(0)
     attempt.mark_not_sent()
@@ -74,8 +73,6 @@ steps = st.one_of(
 
 
 class RandomRun:
-    """One random run of a worker."""
-
     def __init__(self, bench: StageBench) -> None:
         self.bench = bench
         self.store = bench.store
@@ -92,7 +89,6 @@ class RandomRun:
         self.bench.deliver(*email_ids)
 
     def pick(self, number: int) -> list[UUID]:
-        """Picks one email; returns an empty list if no email exists."""
         email_ids = list(self.acts)
         return [email_ids[number % len(email_ids)]] if email_ids else []
 
@@ -144,7 +140,6 @@ class RandomRun:
         self.bench.provider.let_go()
 
     def lose_channel(self, _: None) -> None:
-        """Closes the channel, and drops its deliveries."""
         self.bench.broker.open.clear()
         self.bench.pipeline.lease.drop_unleased()
 
@@ -154,7 +149,6 @@ class RandomRun:
             self.take(step, None)
 
     def check(self) -> None:
-        """Asserts the conditions that must be true at any moment."""
         bench = self.bench
         assert not bench.faults, bench.faults
         assert all(times == 1 for times in bench.provider.accepted.values()), "accepted twice"
@@ -183,7 +177,6 @@ class RandomRun:
 
 
 async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early: bool) -> None:
-    """Runs the steps, and checks the conditions after each step."""
     random_run = RandomRun(bench)
     for step, value in script:
         if step == "pass":
@@ -234,13 +227,7 @@ def search(examples: int, monkeypatch: pytest.MonkeyPatch) -> dict[Row, list[Scr
 
     monkeypatch.setattr(in_flight_email, "TRANSITIONS", Recorded(TRANSITIONS))
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(st.tuples(st.lists(steps, min_size=1, max_size=12), st.booleans()))
     def holds(script: Script) -> None:
         used.clear()
@@ -254,7 +241,6 @@ def search(examples: int, monkeypatch: pytest.MonkeyPatch) -> dict[Row, list[Scr
 
 
 def fails_without(row: Row, scripts: list[Script], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Returns whether one of the runs breaks a guarantee if the table lacks this row."""
     with monkeypatch.context() as patch:
         patch.delitem(cast("dict[Row, EmailState]", TRANSITIONS), row)
         for script in scripts:

@@ -33,8 +33,6 @@ Seen = tuple[Sequence[str], ...]
 
 
 class Recipients(ScriptedProvider):
-    """Accepts every email, and remembers who got it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: dict[UUID, Seen] = {}
@@ -59,8 +57,6 @@ FIRST_LEFT_OUT: Final = "refused recipients: 1 (suppressed: hard_bounce); 250 ok
 
 
 class Case(NamedTuple):
-    """An email's fields, who gets it, and the text in its row."""
-
     fields: dict[str, Any]
     seen: Seen | None
     text: str
@@ -105,7 +101,6 @@ async def test_suppressed_recipients_are_left_out_and_listed_like_refused_ones(b
 
 @asynccontextmanager
 async def locked_entries(bench: Bench) -> AsyncIterator[None]:
-    """During the block, every query of the entries waits."""
     bench.books.connection.execute("begin")
     bench.books.connection.execute("lock table suppression in access exclusive mode")
     yield
@@ -139,8 +134,6 @@ async def running(recipients: SuppressedRecipients) -> AsyncIterator[None]:
 
 
 class CountedReader(SuppressionReader):
-    """Counts the reads of entries."""
-
     reads = 0
 
     async def read_all(self) -> SuppressionsRead:
@@ -171,8 +164,6 @@ async def test_an_idle_worker_reads_no_entries_and_judges_the_next_email_by_a_qu
 
 
 class LosableReader(NobodySuppressed):
-    """Reads nothing while `is_lost`."""
-
     is_lost = False
 
     async def read_changed(self, since: str) -> SuppressionsRead:

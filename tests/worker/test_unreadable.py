@@ -100,7 +100,7 @@ async def test_an_unreadable_email_does_not_stop_a_worker_whose_lease_was_interr
     keys = books.keys([*others, culprit])
     with allow_damage(books.connection), damage(books.connection, "email_log"):
         books.change(culprit, message_key=noise(9_000))
-    with bench.locked(others[0]):
+    with bench.books.locked(others[0]):
         for email_id, key in keys.items():
             await bench.deliver_pointer(email_id, key)
         worker = await bench.start()

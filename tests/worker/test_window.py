@@ -39,7 +39,6 @@ class Scene:
         self.window = Window(routes, prefetch, inbox or BatchQueue[None]())
 
     def hold(self, count: int, *events: EmailEvent) -> None:
-        """Adds this number of leased emails to the window, and applies the events to each email."""
         for _ in range(count):
             lease = Lease(uuid4(), None, 1, 1, None, None)
             message = Delivery(1, 1, b"", redelivered=False)
@@ -49,17 +48,21 @@ class Scene:
             self.window.emails[email.email_id] = email
 
     def half_open(self) -> None:
-        """Makes the breaker half open."""
         self.breaker.open(self.breaker.begin(), "bad credentials")
         self.now += FIRST_OPEN_SECONDS
 
 
 @pytest.mark.parametrize(
-    ("unsent", "on_the_wire", "waiting", "room"),
-    [(2, 3, 0, 3), (0, 0, 1, 8), (0, 0, 8, 8), (0, 0, 10, 6), (0, 0, 16, 0)],
+    ("prefetch", "unsent", "on_the_wire", "waiting", "room"),
+    [
+        *((8, *held) for held in [(2, 3, 0, 3), (0, 0, 1, 8), (0, 0, 8, 8), (0, 0, 10, 6), (0, 0, 16, 0)]),
+        *((LARGE_PREFETCH, *held) for held in [(16, 32, 0, 16), (16, 33, 0, 0), (15, 48, 0, 1), (63, 0, 0, 0)]),
+    ],
 )
-def test_waiting_emails_take_a_slot_of_the_ledger_only(unsent: int, on_the_wire: int, waiting: int, room: int) -> None:
-    scene = Scene()
+def test_waiting_emails_take_a_slot_of_the_ledger_only_and_of_a_large_window_only_a_free_quarter_is_leased(
+    prefetch: int, unsent: int, on_the_wire: int, waiting: int, room: int
+) -> None:
+    scene = Scene(prefetch)
 
     scene.hold(unsent)
     scene.hold(on_the_wire, *ON_THE_WIRE)
@@ -115,16 +118,6 @@ def test_the_window_is_scarce_if_less_than_a_quarter_is_free_unless_a_quarter_wa
     assert scene.window.is_scarce() is is_scarce
 
 
-@pytest.mark.parametrize(("unsent", "on_the_wire", "room"), [(16, 32, 16), (16, 33, 0), (15, 48, 1), (63, 0, 0)])
-def test_while_a_quarter_waits_only_a_free_quarter_is_leased(unsent: int, on_the_wire: int, room: int) -> None:
-    scene = Scene(LARGE_PREFETCH)
-
-    scene.hold(unsent)
-    scene.hold(on_the_wire, *ON_THE_WIRE)
-
-    assert scene.window.room() == room
-
-
 def test_a_lease_does_not_wait_long_for_a_quarter_to_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dispatcher.worker.window.LEASE_WAIT_SECONDS", 0.0)
     scene = Scene(LARGE_PREFETCH)
@@ -163,7 +156,6 @@ class Inbox:
 
 @pytest.fixture
 async def inbox() -> AsyncIterator[Inbox]:
-    """An inbox that leases."""
     made = Inbox()
     yield made
     made.task.cancel()
