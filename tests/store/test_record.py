@@ -167,14 +167,23 @@ async def test_five_hundred_results_are_recorded_in_one_statement_and_do_not_mix
 ) -> None:
     leases = list(zip(await lease_some(store, books, 512), statuses * 512, strict=False))
     results = [
-        result(lease, status, error=str(lease.email_id), provider_message_id=f"<{lease.email_id}>")
-        for lease, status in leases
+        result(
+            lease,
+            status,
+            error=str(lease.email_id),
+            provider_message_id=f"<{lease.email_id}>",
+            recipient_outcomes={number: None} if status is Status.SENDING else None,
+        )
+        for number, (lease, status) in enumerate(leases)
     ]
 
     assert len(await store.record(results[::-1])) == 512
 
     found = {row["email_id"]: (row["status"], row["last_error"], row["provider_message_id"]) for row in books.rows()}
     assert found == {lease.email_id: (status, str(lease.email_id), f"<{lease.email_id}>") for lease, status in leases}
+    partly = {row["email_id"]: row["recipient_outcomes"] for row in books.rows() if row["recipient_outcomes"]}
+    sending = {each.email_id: number for number, (each, status) in enumerate(leases) if status is Status.SENDING}
+    assert partly == {email_id: {f"{number}": None} for email_id, number in sending.items()}
     assert sum(books.hourly().values()) == 512
 
 
