@@ -37,17 +37,8 @@ _IDS: Final = ("email", "message key", "correlation id", "provider's id", "trace
 _TOLD: Final = frozenset(
     {
         *("tenant", "channel", "status", "status since", "delivery", "lane", "error type", "last error", "message key"),
-        *(
-            "enqueued",
-            "resent from",
-            "resent as",
-            "published",
-            "last leased",
-            "sent",
-            "dead letter published",
-            "dead letter discarded",
-            "not before",
-        ),
+        *("enqueued", "resent from", "resent as", "published", "last leased", "sent", "dead letter published"),
+        *("dead letter discarded", "not before"),
     }
 )
 """The facts that the head or the story of the email says."""
