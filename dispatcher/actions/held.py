@@ -54,7 +54,6 @@ class HeldDecision(FailureFilter[Any], Batch):
     none_selected = "No held email matches."
 
     def selection(self) -> dict[str, Any]:
-        """Only held emails."""
         return super().selection() | _HELD
 
 

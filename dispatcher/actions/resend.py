@@ -132,7 +132,6 @@ class Resend(Change[Resent], name="resend", http="POST /v1/emails/{email_id}/res
         return {"settings": settings}
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Resent]:
-        """See `ops.resending`."""
         from dispatcher.ops.resending import NotResent, resend
 
         changes = {name: value for name in _CHANGES if (value := getattr(self, name)) is not None}

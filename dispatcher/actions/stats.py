@@ -46,7 +46,6 @@ class ListStats(
     examples = ("stats --per tenant --since 24h", "stats --per day --tenant acme --json")
 
     async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
-        """The default times."""
         del source, settings
         now = datetime.now(UTC)
         return {"since": self.since or now - timedelta(days=DEFAULT_DAYS), "until": self.until or now}

@@ -133,7 +133,6 @@ def _wrong_url(url: str, settings: Any) -> list[Mistake]:
 
 
 async def _refuse_known_url(asked: AddWebhook | SetWebhook, source: Any, tenant_id: str | None) -> None:
-    """Raises the refusal if a webhook of the tenant has the URL."""
     from dispatcher.store.statements import fetch
 
     for each in await fetch(source, "list_webhooks", {"webhook_id": None, "tenant_id": tenant_id}, into=Webhook):
@@ -186,7 +185,6 @@ class AddWebhook(
     )
 
     def check(self, settings: Any) -> None:
-        """Whether events may be posted to the URL, and the tenant is clear."""
         found = _wrong_url(self.url, settings)
         if self.all_tenants == (self.tenant_id is not None):
             found.append(Mistake("", "needs either tenant_id or all_tenants"))
@@ -224,7 +222,6 @@ class SetWebhook(
     examples = ("webhooks set 1 --url https://shop.example.com/mail --events email.bounced,email.complained",)
 
     def check(self, settings: Any) -> None:
-        """Whether events may be posted to the URL."""
         if self.url is not None and (found := _wrong_url(self.url, settings)):
             raise Mistakes(found)
 

@@ -40,11 +40,7 @@ TENANT: Final = Parameter(
 
 @dataclass(frozen=True, slots=True)
 class StatusEndpoints:
-    """Reads emails, their attempts, and what providers reported about them.
-
-    Attributes:
-        lease_seconds: DISPATCHER_LEASE_SECONDS, to estimate when an expired lease is recovered.
-    """
+    """Reads emails, their attempts, and what providers reported about them."""
 
     access: AccessControl
     lease_seconds: float
@@ -81,11 +77,7 @@ class StatusEndpoints:
 
 
 def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:
-    """Parses a request's query parameters.
-
-    Raises:
-        Problem: `invalid-parameter`, with every unknown, repeated or invalid parameter (up to 20).
-    """
+    """A request's query parameters. Raises a Problem with each unknown, repeated or invalid parameter (up to 20)."""
     given: dict[str, Any] = {}
     errors = []
     for name, text in request.query_params.multi_items():

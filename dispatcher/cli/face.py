@@ -196,7 +196,6 @@ def _show(action: type[Action[Any]], result: Any, nothing: str) -> None:
 
 
 def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
-    """A mistake in the words of the command line."""
     if not mistake.field:
         rule = mistake.rule
         for name, each in action.fields.items():

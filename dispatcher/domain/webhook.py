@@ -71,7 +71,6 @@ class Webhook:
     given_up: int  # the number of events that the receiver refused at every attempt, while it accepted other events
 
     def describe(self) -> str:
-        """The webhook in words."""
         return f"Webhook {self.id} is {self.state}: {self.url}"
 
 
@@ -105,7 +104,6 @@ class WebhookTarget:
 
 
 def new_secret() -> str:
-    """A new random secret."""
     return SECRET_PREFIX + base64.b64encode(token_bytes(_SECRET_OCTETS)).decode()
 
 

@@ -218,7 +218,6 @@ class _Pace:
         self._look_at = 0.0
 
     async def seconds(self) -> float:
-        """The wait between two emails; 0 if the rate is not limited."""
         now = asyncio.get_running_loop().time()
         if now >= self._look_at:
             self._look_at = now + _PACE_SECONDS

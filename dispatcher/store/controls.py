@@ -59,7 +59,6 @@ class LatestControls:
 
 
 async def read_controls(source: Source) -> Controls:
-    """Reads all controls."""
     return Controls(
         tuple(await list_pauses(source)),
         {each.lane: each for each in await list_lane_policies(source)},

@@ -36,7 +36,6 @@ _SHOWN: Final = 20
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of all changes of many emails."""
     found = []
     for action in BATCHES:
         pages = _BatchPages(site, action)

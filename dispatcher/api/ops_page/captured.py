@@ -65,7 +65,6 @@ AS_FILE: Final = {
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the list, of one email, of the email's HTML in a frame, of its downloads, and of the forms."""
     pages = _CapturedPages(site)
     return [
         site.get("/captured", pages.show_list),

@@ -27,7 +27,6 @@ CAUSES: Final = ("cause", "domain", "tenant")
 
 def routes(site: Site) -> list[Route]:
     async def show(request: Request, visitor: Visitor) -> Response:
-        """The page with groups of failed and held emails, and the newest of these emails."""
         by = fields.parameter(request, "by")
         by = by if by in CAUSES and (by != "tenant" or visitor.tenant_id is None) else "cause"
         page, filters, mistake = await face.listed(site, ListDead, request, visitor)
@@ -57,7 +56,6 @@ def routes(site: Site) -> list[Route]:
         )
 
     async def show_held(request: Request, visitor: Visitor) -> Response:
-        """The page with held emails, and what is known about each."""
         page, filters, mistake = await face.listed(site, ListHeld, request, visitor)
         async with site.session() as session:
             lines = await site.lines(session, [each.email_id for each in page.rows])

@@ -104,11 +104,7 @@ async def find_choices(session: AsyncSession, history: EmailHistory) -> tuple[di
 async def find_shown(
     site: Site, session: AsyncSession, request: Request, visitor: Visitor, reveal: Act | None = None
 ) -> EmailHistory:
-    """The history of the email in the path, as the visitor may see it.
-
-    Raises:
-        PageError: There is no such email, or it belongs to a tenant that the visitor may not see.
-    """
+    """The history of the email in the path, as the visitor may see it. Raises PageError if there is none."""
     history = await find_history(
         session,
         request.path_params["email_id"],
@@ -141,7 +137,6 @@ def done(request: Request, visitor: Visitor, history: EmailHistory) -> str | Non
 
 
 def routes(site: Site) -> Iterator[Route]:
-    """The routes of the forms."""
     pages = _DecisionPages(site)
     every: list[type[Change[Any]]] = [*DECISIONS.values(), Reveal]
     for action in every:
@@ -282,7 +277,6 @@ class _DecisionPages:
 
 
 def asked_of(action: type[Change[Any]]) -> tuple[str, ...]:
-    """The fields for which the page asks, besides the reason."""
     return action.asks or action.one_of
 
 

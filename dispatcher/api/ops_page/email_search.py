@@ -63,7 +63,6 @@ class SearchForm:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The parameters of this search's URL, without its cursor."""
         return {name: text for name, text in self.typed.items() if name != "after"}
 
     def wanted(self, kind: By) -> ListEmails:
@@ -92,7 +91,6 @@ def guess(text: str) -> tuple[By, ...]:
 
 
 def as_id(text: str) -> UUID | None:
-    """The text as an email id; None if the text is not a UUID."""
     try:
         return UUID(text)
     except ValueError:
@@ -100,7 +98,6 @@ def as_id(text: str) -> UUID | None:
 
 
 def is_domain(text: str) -> bool:
-    """Whether the text has the form of a mail domain."""
     return "." in text and _is_address(f"a@{text}") and not text.rpartition(".")[2].isdigit()
 
 

@@ -68,7 +68,6 @@ class _Found:
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the pages Emails and Email."""
     pages = _EmailPages(site)
     return [
         site.get("/emails", pages.search),
@@ -130,7 +129,6 @@ class _EmailPages:
         return self.site.see_other(f"/emails/{email_id}")
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The page of one email."""
         async with self.site.session() as session:
             history = await find_shown(self.site, session, request, visitor)
             choices, why = await find_choices(session, history)

@@ -52,10 +52,7 @@ def pages(
     **values: Any,
 ) -> list[Route]:
     """The routes of a subject's page: its list (the first of `actions`), the list's filter, the other actions' forms.
-
-    Args:
-        more: Reads more values of the template, which also gets `values`.
-    """
+    `more` reads more values of the template, which also gets `values`."""
 
     async def page(request: Request, visitor: Visitor, posted: Posted = NOTHING) -> Response:
         return await list_page(site, request, visitor, template, actions, posted, more, path=path, **values)
@@ -206,7 +203,6 @@ async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> 
 
 
 def who(visitor: Visitor) -> Who:
-    """A visitor as an actor."""
     return Who(Face.PAGE, visitor.name, visitor.tenant_id)
 
 

@@ -21,7 +21,6 @@ STALE_SECONDS: Final = 3.0
 
 
 def routes(site: Site) -> list[Route]:
-    """The route of the page Overview."""
     reader = OverviewReader(site.settings, site.session)
 
     async def show(request: Request, visitor: Visitor) -> Response:

@@ -36,8 +36,6 @@ _NOT_SHOWN: Final = (
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the pages and of their forms."""
-
     async def show_all(request: Request, visitor: Visitor) -> Response:
         is_creating, seen = fields.parameter(request, "creating") == "yes", site.jobs.seen
         return await face.list_page(
@@ -68,7 +66,6 @@ def routes(site: Site) -> list[Route]:
         return await face.shown(site, request, visitor, "replay.html", [], posted, **values)
 
     async def preview(request: Request, visitor: Visitor) -> Response:
-        """The page with the dry run of a filter."""
         require_operate(visitor)
         fields.note_unknown(request, (*CreateReplay.filters, "tenant_id"))
         return await _dry_run(site, request, visitor, fields.chosen(request))
@@ -138,20 +135,12 @@ async def _dry_run(
 
 
 def _typed(given: Mapping[str, str]) -> dict[str, str]:
-    """The fields of the filter, as they were typed."""
     return fields.typed(given, (*CreateReplay.filters, "tenant_id", "email_ids"))
 
 
 def _asked(request: Request, visitor: Visitor, given: Mapping[str, str], *more: str) -> CreateReplay:
-    """The replay of a filter. A visitor of one tenant replays only emails of this tenant.
-
-    Args:
-        more: Other fields of the form.
-
-    Raises:
-        Mistake: One of `more` is wrong.
-        PageError: A field of the filter is wrong, or the visitor may not see the tenant.
-    """
+    """The replay of a filter, as the visitor may make it. Raises Mistake if one of the other fields, `more`, is wrong,
+    and PageError if the filter is."""
     others = {name: text for name in more if (text := given.get(name, "")).strip()}
     texts = fields.as_texts(CreateReplay, _typed(given), zone_of(request)) | others
     try:
