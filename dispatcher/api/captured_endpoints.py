@@ -176,13 +176,7 @@ def _operation(
         summary=summary,
         description=description,
         response_schema=schema,
-        parameters=(
-            *(in_path if "not-found" in problems else ()),
-            *(
-                {"name": each, "in": "query", "schema": dict(one.schema), "description": one.description}
-                for each, one in given.items()
-            ),
-        ),
+        parameters=in_path if "not-found" in problems else tuple(one.document(each) for each, one in given.items()),
         problems=("invalid-parameter", *problems),
         schemas=_SCHEMAS,
     )

@@ -28,6 +28,9 @@ class Parameter:
     schema: Mapping[str, Any]
     description: str
 
+    def document(self, name: str) -> dict[str, Any]:
+        return {"name": name, "in": "query", "schema": dict(self.schema), "description": self.description}
+
 
 MAX_ERRORS: Final = 20
 TENANT_ID: Final = kinds.TENANT.schema

@@ -28,11 +28,12 @@ from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.api.access import Caller
 from dispatcher.api.ops_page.captured import FRAMING
 from dispatcher.api.ops_page.face import who
+from dispatcher.api.ops_page.fields import as_texts
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.api.ops_page.zones import with_zone, zone_of
+from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.api.problems import Problem
 from dispatcher.api.validation import admit
 from dispatcher.domain.email_history import EmailRow, Moment, since
@@ -187,10 +188,10 @@ class _DecisionPages:
         texts = {name: form.get(name, "").strip() for name in asked_of(action)}
         if "email_id" in action.fields:
             texts["email_id"] = str(request.path_params["email_id"])
-        send_at = with_zone(texts.get("send_at", ""), zone_of(request))
-        texts |= {"reason": scrub(form.get("reason", "")), "send_at": send_at}
+        texts["reason"] = scrub(form.get("reason", ""))
+        given = as_texts(action, {name: text for name, text in texts.items() if text}, zone_of(request))
         try:
-            asked = read(action, {}, {name: text for name, text in texts.items() if text}, is_reason_required=True)
+            asked = read(action, {}, given, is_reason_required=True)
         except Mistakes as error:
             return await self.ask(action, request, visitor, form, {each.field: each.rule for each in error.mistakes})
         act = visitor.act(asked.reason)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from dispatcher.actions.action import Action, Change, Mistakes, Page, Reach, Refused, label, path_of, read
 from dispatcher.actions.batch import Batch
-from dispatcher.actions.runner import Face, Who, run
+from dispatcher.actions.runner import Face, Who, of_tenant, run
 from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, as_texts, note_unknown, parameter, typed
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
@@ -24,6 +24,7 @@ from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.api.ops_page.zones import zone_of
 
+A = TypeVar("A", bound=Action[Any])
 R = TypeVar("R")
 
 
@@ -125,6 +126,15 @@ async def listed(
     except Mistakes as error:
         return Page([], None), filters, Mistake(words_of(error))
     return (found if isinstance(found, Page) else Page(found, None)), filters, None
+
+
+def asked(
+    action: type[A], request: Request, visitor: Visitor, typed: Mapping[str, str], *, needs_reason: bool = True
+) -> A:
+    """The action that typed fields say, as the visitor may carry it out. Raises Mistakes."""
+    found = read(action, {}, as_texts(action, typed, zone_of(request)), is_reason_required=needs_reason)
+    with tenant_errors(visitor):
+        return of_tenant(found, who(visitor))
 
 
 async def rows(site: Site, asked: Action[R], visitor: Visitor) -> R:
