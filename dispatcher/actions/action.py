@@ -256,13 +256,7 @@ class Action(Generic[R_co]):
     examples: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(
-        cls,
-        *,
-        name: str = "",
-        http: str = "",
-        query: str = "",
-        scope: Scope | None = None,
-        reach: Reach | None = None,
+        cls, *, name: str = "", http: str = "", query: str = "", scope: Scope | None = None, reach: Reach | None = None
     ) -> None:
         cls.name, cls.http, cls.query = name, http, query
         cls.scope, cls.reach = scope or cls.scope, reach or cls.reach

@@ -41,11 +41,7 @@ ADDRESS: Final = text(1_000, rule="must be an address", metavar="ADDRESS")
 RECIPIENTS: Final = replace(many(ADDRESS, rules.MAX_RECIPIENTS, "addresses"), parse=_lines)
 SUBJECT: Final = Kind("must be a line of text", _KINDS["subject"].schema, partial(rules.line, "subject"))
 HEADERS: Final[Kind[Mapping[str, str]]] = Kind(
-    "must be headers such as `X-Campaign: spring`",
-    _KINDS["headers"].schema,
-    _object,
-    _headers,
-    "NAME:VALUE",
+    "must be headers such as `X-Campaign: spring`", _KINDS["headers"].schema, _object, _headers, "NAME:VALUE"
 )
 _CHANGES: Final = ("to", "sender", "subject", "headers")
 _NEW: Final = "Enqueue a new email."

@@ -15,12 +15,7 @@ DEFAULT_DAYS: Final = 7
 
 
 class ListStats(
-    Listing[Stats],
-    name="stats",
-    http="GET /v1/stats",
-    query="list_stats",
-    scope=Scope.READ,
-    reach=Reach.SEEN_TENANTS,
+    Listing[Stats], name="stats", http="GET /v1/stats", query="list_stats", scope=Scope.READ, reach=Reach.SEEN_TENANTS
 ):
     """Show how many emails were sent, failed, bounced, complained and so on, with shares in percent.
 

@@ -237,10 +237,7 @@ class SetWebhook(
 
 
 class EnableWebhook(
-    ChangeWebhook[Webhook],
-    name="webhooks enable",
-    http="POST /v1/webhooks/{webhook_id}/enable",
-    query="enable_webhook",
+    ChangeWebhook[Webhook], name="webhooks enable", http="POST /v1/webhooks/{webhook_id}/enable", query="enable_webhook"
 ):
     """Make a webhook active again. Posts its waiting events, and the events that were given up, now."""
 
@@ -288,10 +285,7 @@ class RotateWebhook(
 
 
 class ReplayWebhook(
-    ChangeWebhook[Webhook],
-    name="webhooks replay",
-    http="POST /v1/webhooks/{webhook_id}/replay",
-    query="rewind_webhook",
+    ChangeWebhook[Webhook], name="webhooks replay", http="POST /v1/webhooks/{webhook_id}/replay", query="rewind_webhook"
 ):
     """Post again all events since a given time. The events keep their ids.
 
@@ -313,10 +307,7 @@ class ReplayWebhook(
 
 
 class RemoveWebhook(
-    ChangeWebhook[Webhook],
-    name="webhooks remove",
-    http="DELETE /v1/webhooks/{webhook_id}",
-    query="delete_webhook",
+    ChangeWebhook[Webhook], name="webhooks remove", http="DELETE /v1/webhooks/{webhook_id}", query="delete_webhook"
 ):
     """Remove a webhook. Events that were not posted yet are never posted to it."""
 

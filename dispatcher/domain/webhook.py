@@ -18,10 +18,7 @@ SIGNATURE_PREFIX: Final = "v1,"
 _SECRET_OCTETS: Final = 32
 _HOUR: Final = 3600.0
 
-SCHEDULE_SECONDS: Final = (
-    *(5.0, 300.0, 1800.0),
-    *(hours * _HOUR for hours in (2, 5, 10, 14, 20, 24, 27)),
-)
+SCHEDULE_SECONDS: Final = (*(5.0, 300.0, 1800.0), *(hours * _HOUR for hours in (2, 5, 10, 14, 20, 24, 27)))
 """When an event is posted again, in seconds after its first attempt."""
 LONGEST_PROBE_SECONDS: Final = 1800.0
 """The longest wait between two attempts to reach a receiver that accepts nothing. Each time, at most a few events are

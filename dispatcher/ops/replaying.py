@@ -138,11 +138,7 @@ async def overlaps(session: AsyncSession, selection: Selection) -> list[Overlapp
 
 
 async def run(
-    session: AsyncSession,
-    replay_id: int,
-    *,
-    on_email: OnEmail | None = None,
-    lock_seconds: float = BATCH_LOCK_SECONDS,
+    session: AsyncSession, replay_id: int, *, on_email: OnEmail | None = None, lock_seconds: float = BATCH_LOCK_SECONDS
 ) -> Ended:
     """Replays the remaining emails at the replay's rate. Raises `ReplayBusy` if another process runs the replay.
 

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.controls import (
-    MOST_WAITING,
-    Controls,
-    DomainLimit,
-    LanePolicy,
-    LaneRule,
-    Pause,
-    TenantLimit,
-)
+from dispatcher.domain.controls import MOST_WAITING, Controls, DomainLimit, LanePolicy, LaneRule, Pause, TenantLimit
 from dispatcher.store.statements import Source, statement
 
 READ_SECONDS: Final = 1.0

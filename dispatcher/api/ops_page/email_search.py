@@ -67,12 +67,7 @@ class SearchForm:
 
     def wanted(self, kind: By) -> ListEmails:
         """The search for emails that match both the filters and the text, which is of this kind."""
-        names = {
-            By.RECIPIENT: "recipient",
-            By.DOMAIN: "domain",
-            By.CORRELATION: "correlation_id",
-            By.ERROR: "text",
-        }
+        names = {By.RECIPIENT: "recipient", By.DOMAIN: "domain", By.CORRELATION: "correlation_id", By.ERROR: "text"}
         return self.filters.but(**{names[kind]: self.text.removeprefix("@") if kind is By.DOMAIN else self.text})
 
 

@@ -41,7 +41,7 @@ class Posted:
 NOTHING: Final = Posted()
 PageOfForms = Callable[[Request, Visitor, Posted], Awaitable[Response]]
 """Renders the page on which a form is."""
-Reader = Callable[[Visitor], Awaitable[Mapping[str, Any]]]
+Reader = Callable[[Visitor, Page[Any]], Awaitable[Mapping[str, Any]]]
 
 
 def pages(
@@ -53,7 +53,7 @@ def pages(
     **values: Any,
 ) -> list[Route]:
     """The routes of a subject's page: its list (the first of `actions`), the list's filter, the other actions' forms.
-    `more` reads more values of the template, which also gets `values`."""
+    `more` reads more values of the template, for the rows of the list; the template also gets `values`."""
 
     async def page(request: Request, visitor: Visitor, posted: Posted = NOTHING) -> Response:
         return await list_page(site, request, visitor, template, actions, posted, more, path=path, **values)
@@ -75,7 +75,7 @@ async def list_page(
     """See `pages`; `filtered` is the filter, if it is not in the URL."""
     found, filters, mistake = await listed(site, actions[0], request, visitor, filtered)
     posted = replace(posted, mistake=posted.mistake or mistake)
-    values |= {"listing": actions[0], "page": found, "filters": filters, **(await more(visitor) if more else {})}
+    values |= {"listing": actions[0], "page": found, "filters": filters, **(await more(visitor, found) if more else {})}
     return await shown(site, request, visitor, template, actions, posted, **values)
 
 
