@@ -15,5 +15,4 @@ SUBJECTS: Final = (
 
 
 def all_actions() -> list[type[Action[Any]]]:
-    """Every action."""
     return [each for subject in SUBJECTS for each in import_module(f"dispatcher.actions.{subject}").ACTIONS]

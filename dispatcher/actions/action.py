@@ -54,7 +54,6 @@ class Refusal:
     """Why an action was not carried out: the problem's code over HTTP, and the words in every face.
 
     Attributes:
-        name: How the runner and hooks name the refusal.
         words: A sentence; names in braces are replaced by the action's fields.
     """
 
@@ -65,11 +64,7 @@ class Refusal:
 
 
 class Refused(DispatcherError):
-    """An action was refused.
-
-    Attributes:
-        name: The refusal's name in the action.
-    """
+    """An action was refused. `name` is the refusal's name in the action."""
 
     def __init__(self, name: str, code: str, message: str, remedy: str | None) -> None:
         super().__init__(message, remedy=remedy)
@@ -261,13 +256,7 @@ class Action(Generic[R_co]):
     examples: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(
-        cls,
-        *,
-        name: str = "",
-        http: str = "",
-        query: str = "",
-        scope: Scope | None = None,
-        reach: Reach | None = None,
+        cls, *, name: str = "", http: str = "", query: str = "", scope: Scope | None = None, reach: Reach | None = None
     ) -> None:
         cls.name, cls.http, cls.query = name, http, query
         cls.scope, cls.reach = scope or cls.scope, reach or cls.reach
@@ -309,7 +298,6 @@ class Action(Generic[R_co]):
 
     @classmethod
     def path_names(cls) -> list[str]:
-        """The fields that are in the path."""
         return _PATH_NAME.findall(cls.http)
 
     @classmethod
@@ -330,7 +318,6 @@ class Action(Generic[R_co]):
         return first.rstrip("."), rest
 
     def values(self) -> dict[str, Any]:
-        """The fields and their values."""
         return {name: getattr(self, name) for name in self.fields}
 
     def but(self, **values: Any) -> Self:
@@ -458,7 +445,6 @@ class Change(Action[R_co]):
 
     @classmethod
     def needs_reason_over_http(cls) -> bool:
-        """Whether HTTP needs a reason."""
         return cls.needs_reason or cls.has_dry_run
 
 

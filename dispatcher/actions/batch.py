@@ -145,7 +145,6 @@ class Batch(Change[Outcome], reach=Reach.ANY_TENANT):
         return (*cls.filters, "email_ids", "all")
 
     def is_selecting(self) -> bool:
-        """Whether something selects emails."""
         return any(getattr(self, name) not in (None, False) for name in self.selectors())
 
     def change(self) -> dict[str, Any]:

@@ -109,13 +109,7 @@ def select(*, email_ids: Iterable[UUID] | None = None, discarded: bool | None = 
     return Selection({**unfiltered, **filters, "discarded": discarded, "email_ids": ids})
 
 
-class ListDead(
-    DeadFilter[Any],
-    Paged[DeadEmail],
-    name="dlq list",
-    http="GET /v1/dead-letters",
-    query="list_dead",
-):
+class ListDead(DeadFilter[Any], Paged[DeadEmail], name="dlq list", http="GET /v1/dead-letters", query="list_dead"):
     """List failed and held emails, newest first."""
 
     key: ClassVar = {"email_id": UUID}
@@ -128,11 +122,7 @@ class ListDead(
 
 
 class DiscardDead(
-    DeadFilter[Any],
-    Batch,
-    name="dlq discard",
-    http="POST /v1/dead-letters/discard",
-    query="discard_dead",
+    DeadFilter[Any], Batch, name="dlq discard", http="POST /v1/dead-letters/discard", query="discard_dead"
 ):
     """Discard the dead letters of failed and held emails. Nothing is sent.
 

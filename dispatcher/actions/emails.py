@@ -68,7 +68,6 @@ class FoundPage(Page[ListedEmail]):
 
     @property
     def emails(self) -> list[ListedEmail]:
-        """The rows."""
         return self.rows
 
 
@@ -159,7 +158,6 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
             raise Mistakes([Mistake("created_before", "must be later than the beginning of the period")])
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Any:
-        """One page (see `ops.lookup`)."""
         from dispatcher.ops.lookup import find
 
         page = {"after": parameters["after_email_id"], "sees_content": parameters["sees_content"]}

@@ -22,13 +22,7 @@ _HELD: Final = {"status": Status.HELD, "discarded": None}
 """Held emails, whether or not their dead letter was discarded."""
 
 
-class ListHeld(
-    FailureFilter[Any],
-    Paged[HeldEmail],
-    name="held list",
-    http="GET /v1/held",
-    query="list_held",
-):
+class ListHeld(FailureFilter[Any], Paged[HeldEmail], name="held list", http="GET /v1/held", query="list_held"):
     """List held emails, newest first, with what shows if they arrived."""
 
     key: ClassVar = {"email_id": UUID}
@@ -54,7 +48,6 @@ class HeldDecision(FailureFilter[Any], Batch):
     none_selected = "No held email matches."
 
     def selection(self) -> dict[str, Any]:
-        """Only held emails."""
         return super().selection() | _HELD
 
 

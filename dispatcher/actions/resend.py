@@ -41,11 +41,7 @@ ADDRESS: Final = text(1_000, rule="must be an address", metavar="ADDRESS")
 RECIPIENTS: Final = replace(many(ADDRESS, rules.MAX_RECIPIENTS, "addresses"), parse=_lines)
 SUBJECT: Final = Kind("must be a line of text", _KINDS["subject"].schema, partial(rules.line, "subject"))
 HEADERS: Final[Kind[Mapping[str, str]]] = Kind(
-    "must be headers such as `X-Campaign: spring`",
-    _KINDS["headers"].schema,
-    _object,
-    _headers,
-    "NAME:VALUE",
+    "must be headers such as `X-Campaign: spring`", _KINDS["headers"].schema, _object, _headers, "NAME:VALUE"
 )
 _CHANGES: Final = ("to", "sender", "subject", "headers")
 _NEW: Final = "Enqueue a new email."
@@ -132,7 +128,6 @@ class Resend(Change[Resent], name="resend", http="POST /v1/emails/{email_id}/res
         return {"settings": settings}
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Resent]:
-        """See `ops.resending`."""
         from dispatcher.ops.resending import NotResent, resend
 
         changes = {name: value for name in _CHANGES if (value := getattr(self, name)) is not None}

@@ -15,12 +15,7 @@ DEFAULT_DAYS: Final = 7
 
 
 class ListStats(
-    Listing[Stats],
-    name="stats",
-    http="GET /v1/stats",
-    query="list_stats",
-    scope=Scope.READ,
-    reach=Reach.SEEN_TENANTS,
+    Listing[Stats], name="stats", http="GET /v1/stats", query="list_stats", scope=Scope.READ, reach=Reach.SEEN_TENANTS
 ):
     """Show how many emails were sent, failed, bounced, complained and so on, with shares in percent.
 
@@ -46,7 +41,6 @@ class ListStats(
     examples = ("stats --per tenant --since 24h", "stats --per day --tenant acme --json")
 
     async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
-        """The default times."""
         del source, settings
         now = datetime.now(UTC)
         return {"since": self.since or now - timedelta(days=DEFAULT_DAYS), "until": self.until or now}

@@ -80,12 +80,7 @@ class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel
     )
 
 
-class Reschedule(
-    Unsent,
-    name="reschedule",
-    http="POST /v1/emails/reschedule",
-    query="reschedule_emails",
-):
+class Reschedule(Unsent, name="reschedule", http="POST /v1/emails/reschedule", query="reschedule_emails"):
     """Change the send time of pending or waiting emails.
 
     Give the new time with --send-at, --send-in or --now. Give the ids or message keys of the emails, select emails by a

@@ -133,7 +133,6 @@ def _wrong_url(url: str, settings: Any) -> list[Mistake]:
 
 
 async def _refuse_known_url(asked: AddWebhook | SetWebhook, source: Any, tenant_id: str | None) -> None:
-    """Raises the refusal if a webhook of the tenant has the URL."""
     from dispatcher.store.statements import fetch
 
     for each in await fetch(source, "list_webhooks", {"webhook_id": None, "tenant_id": tenant_id}, into=Webhook):
@@ -186,7 +185,6 @@ class AddWebhook(
     )
 
     def check(self, settings: Any) -> None:
-        """Whether events may be posted to the URL, and the tenant is clear."""
         found = _wrong_url(self.url, settings)
         if self.all_tenants == (self.tenant_id is not None):
             found.append(Mistake("", "needs either tenant_id or all_tenants"))
@@ -224,7 +222,6 @@ class SetWebhook(
     examples = ("webhooks set 1 --url https://shop.example.com/mail --events email.bounced,email.complained",)
 
     def check(self, settings: Any) -> None:
-        """Whether events may be posted to the URL."""
         if self.url is not None and (found := _wrong_url(self.url, settings)):
             raise Mistakes(found)
 
@@ -240,10 +237,7 @@ class SetWebhook(
 
 
 class EnableWebhook(
-    ChangeWebhook[Webhook],
-    name="webhooks enable",
-    http="POST /v1/webhooks/{webhook_id}/enable",
-    query="enable_webhook",
+    ChangeWebhook[Webhook], name="webhooks enable", http="POST /v1/webhooks/{webhook_id}/enable", query="enable_webhook"
 ):
     """Make a webhook active again. Posts its waiting events, and the events that were given up, now."""
 
@@ -291,10 +285,7 @@ class RotateWebhook(
 
 
 class ReplayWebhook(
-    ChangeWebhook[Webhook],
-    name="webhooks replay",
-    http="POST /v1/webhooks/{webhook_id}/replay",
-    query="rewind_webhook",
+    ChangeWebhook[Webhook], name="webhooks replay", http="POST /v1/webhooks/{webhook_id}/replay", query="rewind_webhook"
 ):
     """Post again all events since a given time. The events keep their ids.
 
@@ -316,10 +307,7 @@ class ReplayWebhook(
 
 
 class RemoveWebhook(
-    ChangeWebhook[Webhook],
-    name="webhooks remove",
-    http="DELETE /v1/webhooks/{webhook_id}",
-    query="delete_webhook",
+    ChangeWebhook[Webhook], name="webhooks remove", http="DELETE /v1/webhooks/{webhook_id}", query="delete_webhook"
 ):
     """Remove a webhook. Events that were not posted yet are never posted to it."""
 

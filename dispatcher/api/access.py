@@ -127,7 +127,6 @@ class AccessControl:
         return any(key.revoked_at is None for key in self._keys.values())
 
     async def refresh(self) -> None:
-        """Reads all keys from the database."""
         began_at = time.monotonic()
         self.set_keys(await self._store.list_keys())
         self._refreshed_at = began_at

@@ -148,7 +148,6 @@ def _after(action: type[Batch], judged: Judged) -> Status:
 
 
 def _schemas(action: type[Batch]) -> dict[str, Any]:
-    """The schemas of a batch's bodies and results."""
     whole = body_of(action)
     names = _known(action, action.fields, is_one=True)
     properties = {name: each for name, each in whole["properties"].items() if name in names}
@@ -162,11 +161,9 @@ def _schemas(action: type[Batch]) -> dict[str, Any]:
 
 
 def routes(of: ActionEndpoints) -> Iterator[tuple[str, str, Endpoint, Operation]]:
-    """The method, the path, the endpoint and the description of each operation."""
     for action in BATCHES:
         yield from _routes(of, action)
 
 
 def schemas() -> dict[str, Any]:
-    """The schemas of all batches' bodies and results."""
     return {name: schema for action in BATCHES for name, schema in _schemas(action).items()}

@@ -69,7 +69,6 @@ class CapturedEndpoints:
             return await self._read(request.path_params["captured_id"])
 
     async def wait(self, request: Request) -> Response:
-        """The oldest email that matches, as soon as there is one."""
         async with self._admitted(request, _FILTER | _TIMEOUT) as given:
             if self._waits.locked():
                 raise Problem("overloaded", f"{MAX_WAITS} requests wait already.", retry_after=1)
@@ -177,13 +176,7 @@ def _operation(
         summary=summary,
         description=description,
         response_schema=schema,
-        parameters=(
-            *(in_path if "not-found" in problems else ()),
-            *(
-                {"name": each, "in": "query", "schema": dict(one.schema), "description": one.description}
-                for each, one in given.items()
-            ),
-        ),
+        parameters=in_path if "not-found" in problems else tuple(one.document(each) for each, one in given.items()),
         problems=("invalid-parameter", *problems),
         schemas=_SCHEMAS,
     )

@@ -83,7 +83,6 @@ def page(description: Mapping[str, Any]) -> str:
 
 
 def _operation(method: str, path: str, operation: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of an operation."""
     name, answers, is_signed = operation["operationId"], operation["responses"], operation.get("security") == []
     (status, success), *_ = answers.items()
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
@@ -119,7 +118,6 @@ def _curl(method: str, path: str, parameters: list[Mapping[str, Any]], example: 
 
 
 def _python(name: str, path: str, example: Any) -> str:
-    """The call of the Python client."""
     values = example or {}
     if name == "create_email":
         return _SENT.format_map(values)

@@ -186,7 +186,6 @@ class EventEndpoints:
 
     @property
     def routes(self) -> list[tuple[str, Endpoint, Operation]]:
-        """The path, the endpoint and the documentation of each configured provider."""
         found: list[tuple[str, Endpoint, Operation]] = []
         if self.sendgrid is not None:
             found.append(("/v1/events/sendgrid", self.receive_sendgrid, RECEIVE_SENDGRID))
@@ -215,7 +214,6 @@ class EventEndpoints:
         parse: Callable[[bytearray], ParsedEvents],
         max_bytes: int,
     ) -> Response:
-        """Stores the events of a request whose headers have a signature of the body."""
         with _as_problems(provider):
             signature = verifier.check_headers(request.headers)
 

@@ -63,7 +63,6 @@ class ActionEndpoints:
     json_options: ClassVar = orjson.OPT_NON_STR_KEYS
 
     def routes(self, actions: Iterable[type[Action[Any]]]) -> Iterator[tuple[str, str, Endpoint, Operation]]:
-        """The method, the path, the endpoint and the description of each action that has a path."""
         for action in actions:
             if issubclass(action, Batch) or not action.http:
                 continue
@@ -144,12 +143,10 @@ class ActionEndpoints:
 
 
 def status_of(action: type[Action[Any]]) -> int:
-    """The HTTP status of a result."""
     return 202 if action.is_background else 201 if action.created else 200
 
 
 def who(caller: Caller) -> Who:
-    """A caller as an actor."""
     if (key := caller.key) is None:
         return Who(Face.OPEN_HTTP, "api")
     scopes = frozenset(map(Scope, key.scopes))
@@ -158,17 +155,12 @@ def who(caller: Caller) -> Who:
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response with a JSON document."""
     return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), status, headers, "application/json")
 
 
 @contextmanager
 def problems(location: str, in_path: Collection[str] = ()) -> Iterator[None]:
-    """Translates what `read` and the runner raise to problems.
-
-    Args:
-        location: Where the fields are: `pointer` (the body) or `parameter`, except those that are in the path.
-    """
+    """Translates what `read` and the runner raise. `location`: `pointer`, or `parameter` as for fields in the path."""
     try:
         yield
     except Refused as error:
@@ -201,7 +193,6 @@ def query(request: Request) -> dict[str, str]:
 
 
 def operation(action: type[Action[Any]]) -> Operation:
-    """The OpenAPI entry of an action."""
     method, _ = action.http.split()
     summary, rest = action.summary()
     in_path = action.path_names()

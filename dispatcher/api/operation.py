@@ -134,12 +134,7 @@ def _problems(status: int, codes: list[str]) -> dict[str, Any]:
     return response
 
 
-TENANT_PARAMETER: Final = {
-    "name": "tenant_id",
-    "in": "query",
-    "schema": dict(TENANT.schema),
-    "description": TENANT.description,
-}
+TENANT_PARAMETER: Final = TENANT.document("tenant_id")
 ID: Final = {"type": "string", "format": "uuid"}
 DECISION_PROBLEMS: Final = ("not-found", *BODY_PROBLEMS, "invalid-body")
 _FIELD_ERROR: Final = {

@@ -23,7 +23,6 @@ class Policy:
         self._prefixes = tuple(name[:-1] for name in allowed if name.endswith("*"))
 
     def faults(self, email: Message) -> Iterator[InvalidEmail]:
-        """Why fields are not allowed."""
         recipients = len(email.to) + len(email.cc) + len(email.bcc)
         if recipients > (allowed := self.settings.api_max_recipients):
             detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {allowed:,}"

@@ -28,6 +28,9 @@ class Parameter:
     schema: Mapping[str, Any]
     description: str
 
+    def document(self, name: str) -> dict[str, Any]:
+        return {"name": name, "in": "query", "schema": dict(self.schema), "description": self.description}
+
 
 MAX_ERRORS: Final = 20
 TENANT_ID: Final = kinds.TENANT.schema
@@ -40,11 +43,7 @@ TENANT: Final = Parameter(
 
 @dataclass(frozen=True, slots=True)
 class StatusEndpoints:
-    """Reads emails, their attempts, and what providers reported about them.
-
-    Attributes:
-        lease_seconds: DISPATCHER_LEASE_SECONDS, to estimate when an expired lease is recovered.
-    """
+    """Reads emails, their attempts, and what providers reported about them."""
 
     access: AccessControl
     lease_seconds: float
@@ -81,11 +80,7 @@ class StatusEndpoints:
 
 
 def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:
-    """Parses a request's query parameters.
-
-    Raises:
-        Problem: `invalid-parameter`, with every unknown, repeated or invalid parameter (up to 20).
-    """
+    """A request's query parameters. Raises a Problem with each unknown, repeated or invalid parameter (up to 20)."""
     given: dict[str, Any] = {}
     errors = []
     for name, text in request.query_params.multi_items():

@@ -26,7 +26,6 @@ _MAX_LISTED: Final = 20
 
 
 def command_of(subject: ModuleType, name: str) -> click.Command:
-    """The command of a subject: a group, or the command of the action with this name."""
     batches = {each.name: each for each in subject.ACTIONS if issubclass(each, Batch)}
     if name in batches:
         return batch_command(batches[name])

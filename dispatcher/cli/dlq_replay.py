@@ -241,7 +241,6 @@ def _say_overlaps(overlapping: list[OverlappingReplay], *, force: bool) -> None:
 
 
 def _run(on_session: RunOnSession, begun: Replay, *, as_json: bool) -> int:
-    """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code."""
     from dispatcher.ops.replaying import Ended, run
     from dispatcher.store.replays import list_skipped
 
@@ -275,7 +274,6 @@ def _run(on_session: RunOnSession, begun: Replay, *, as_json: bool) -> int:
 
 
 def replay_ids(settings: Settings, email_ids: tuple[UUID, ...], act: Act, per_second: float, *, as_json: bool) -> int:
-    """Replays these emails, and returns the exit code."""
     from dispatcher.ops.replaying import create
 
     with one_session("dlq", settings) as on_session:

@@ -51,7 +51,6 @@ def _flag(field: str) -> str:
 
 
 def _options() -> Iterator[click.Parameter]:
-    """An option for each field of a message, and the options that set a field in another way."""
     yield click.Option(
         ["--file"], type=click.File("rb"), metavar="PATH", help="A file of emails as JSON Lines; - is stdin."
     )
@@ -145,12 +144,7 @@ command.help = (command.help or "").replace("FIELDS", ", ".join(Email.by_json_na
 
 
 def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
-    """Enqueues one email and prints its id.
-
-    Raises:
-        DispatcherError: no configured provider can send the email, or its key belongs to an email with different
-            content.
-    """
+    """Enqueues one email and prints its id. Raises DispatcherError."""
     from dispatcher.producers import enqueue
     from dispatcher.store.connections import connected
 
@@ -174,12 +168,7 @@ def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
 
 
 def _message(options: dict[str, Any], kind: type[Email | Sms]) -> Email | Sms:
-    """The message that the options describe.
-
-    Raises:
-        UsageError: options are missing or contradict each other.
-        InvalidEmail: a field is invalid; the error's `field` is the option, such as `--from`.
-    """
+    """The message that the options describe. An InvalidEmail names the option, such as `--from`."""
     check = _check_sms if kind is Sms else _check_email
     check(options)
     known_lane(options["lane"], "--lane")

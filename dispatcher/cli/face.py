@@ -24,38 +24,12 @@ if TYPE_CHECKING:
 
 _OPTIONAL: Final = (
     *("rejected", "bounced_blocked", "bounced_soft", "bounced_hard", "unsubscribed", "clicked", "suppressed", "held"),
-    *(
-        "opened",
-        "delivered",
-        "complained",
-        "complained_percent_7d",
-        "bounced_percent_7d",
-        "failed_percent_7d",
-        "sent_7d",
-    ),
-    *("queue", "audit_id", "event_key", "is_domain", "is_letter_due", "has_content", "provider_message_id", "worker"),
-    *(
-        "started_at",
-        "provider_code",
-        "source_email_id",
-        "correlation_id",
-        "discarded_at",
-        "next_attempt_at",
-        "recipients",
-    ),
-    *(
-        "retries",
-        "given_up",
-        "lag_seconds",
-        "replay_id",
-        "finished_at",
-        "received_at",
-        "doubt",
-        "attempt_count",
-        "note",
-    ),
-    *("detail", "senders", "expires_at", "created_at", "began_at", "actor", "provider", "tenant_id", "error", "reason"),
-    *("outcome", "message_key", "email_id"),
+    *("opened", "delivered", "complained", "complained_percent_7d", "bounced_percent_7d", "failed_percent_7d"),
+    *("sent_7d", "queue", "audit_id", "event_key", "is_domain", "is_letter_due", "has_content", "provider_message_id"),
+    *("worker", "started_at", "provider_code", "source_email_id", "correlation_id", "discarded_at", "next_attempt_at"),
+    *("recipients", "retries", "given_up", "lag_seconds", "replay_id", "finished_at", "received_at", "doubt"),
+    *("attempt_count", "note", "detail", "senders", "expires_at", "created_at", "began_at", "actor", "provider"),
+    *("tenant_id", "error", "reason", "outcome", "message_key", "email_id"),
 )
 """Columns that a narrow terminal leaves out, the least important first."""
 _CSV_ROWS: Final = 1_000
@@ -222,7 +196,6 @@ def _show(action: type[Action[Any]], result: Any, nothing: str) -> None:
 
 
 def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
-    """A mistake in the words of the command line."""
     if not mistake.field:
         rule = mistake.rule
         for name, each in action.fields.items():

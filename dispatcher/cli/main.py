@@ -115,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int | None:
-    """Runs the command and flushes stdout; returns the command's exit code."""
     try:
         result: int | None = dispatcher.main(arguments, prog_name="dispatcher", standalone_mode=False)
     except OSError as error:

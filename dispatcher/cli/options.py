@@ -40,7 +40,6 @@ class Instant(click.ParamType[datetime]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The instant. Refuses a time without a zone, because such a time is ambiguous."""
         from dispatcher.domain.email_json import instant_of
         from dispatcher.domain.email_rules import instant
 

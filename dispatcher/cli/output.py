@@ -36,7 +36,6 @@ def print_data(text: str) -> bool:
 
 
 def flush_data() -> None:
-    """Flushes stdout; ignores a closed pipe."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

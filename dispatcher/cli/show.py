@@ -170,7 +170,6 @@ def _message(message: DeadLetterMessage) -> dict[str, Any]:
 
 
 def _show_fields(record: Mapping[str, Any]) -> None:
-    """Prints one line per field, without empty fields."""
     from dispatcher.domain.email_history import label
 
     table = Table()

@@ -183,11 +183,7 @@ def _show_history(seconds: float, *, is_watching: bool, as_json: bool) -> None:
 
 
 def take_snapshot(settings: Settings) -> Snapshot:
-    """The current state, read from PostgreSQL, RabbitMQ and this host's monitor.
-
-    Raises:
-        StoreUnavailable, SchemaError: PostgreSQL cannot be read.
-    """
+    """The current state, read from PostgreSQL, which must be readable, RabbitMQ and this host's monitor."""
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Snapshot
     from dispatcher.ops.hosts import hosts_of

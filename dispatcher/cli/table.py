@@ -110,7 +110,6 @@ class Table:
         ]
 
     def _texts(self) -> list[list[str]]:
-        """The texts of each column, with its name."""
         shown = [self._columns, *self._rows] if self._columns else self._rows
         return [[cell.text for cell in cells] for cells in zip(*filter(None, shown), strict=True)]
 

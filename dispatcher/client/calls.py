@@ -260,7 +260,6 @@ def _document(email: Email | Sms) -> dict[str, object]:
 
 
 def reader(kind: type[T]) -> Callable[[ApiResponse], T]:
-    """Reads a response as a value of this type."""
     return lambda response: msgspec.json.decode(response.body, type=kind)
 
 

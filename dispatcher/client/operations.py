@@ -5,49 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
+from dispatcher.actions import dlq, domains, held, lanes, pauses, suppressions, tenants, unsent, webhooks
 from dispatcher.actions.action import Action
 from dispatcher.actions.audit import ListAudit
-from dispatcher.actions.dlq import (
-    CreateReplay,
-    DiscardDead,
-    GetReplay,
-    ListDead,
-    ListReplays,
-    PreviewReplay,
-    ResumeReplay,
-    StopReplay,
-)
-from dispatcher.actions.domains import ListDomains, RemoveDomain, SetDomain
-from dispatcher.actions.held import Confirm, ListHeld, Release
-from dispatcher.actions.lanes import ListLanes, SetLane, UnsetLane
-from dispatcher.actions.pauses import (
-    ListPauses,
-    PauseAll,
-    PauseLane,
-    PauseProvider,
-    PauseTenant,
-    ResumeAll,
-    ResumeLane,
-    ResumeProvider,
-    ResumeTenant,
-)
 from dispatcher.actions.resend import Resend
 from dispatcher.actions.stats import ListStats
-from dispatcher.actions.suppressions import AddSuppressions, ListSuppressions, RemoveSuppressions
-from dispatcher.actions.tenants import ListTenants, SetTenant, UnsetTenant
-from dispatcher.actions.unsent import Cancel, Reschedule
-from dispatcher.actions.webhooks import (
-    AddWebhook,
-    DisableWebhook,
-    EnableWebhook,
-    ListRefused,
-    ListWebhooks,
-    RemoveWebhook,
-    ReplayWebhook,
-    RotateWebhook,
-    SetWebhook,
-    ShowWebhook,
-)
 from dispatcher.client import calls
 from dispatcher.client.calls import ApiCall, call_of
 
@@ -108,55 +70,55 @@ class Operations:
     get_by_key = Method(calls.get_by_key)
     find = Method(calls.find)
     cancel = Method(calls.cancel)
-    cancel_emails = _of(Cancel)
+    cancel_emails = _of(unsent.Cancel)
     reschedule = Method(calls.reschedule)
-    reschedule_emails = _of(Reschedule)
+    reschedule_emails = _of(unsent.Reschedule)
     resend = _of(Resend)
     confirm = Method(calls.confirm)
-    confirm_emails = _of(Confirm)
+    confirm_emails = _of(held.Confirm)
     release = Method(calls.release)
-    release_emails = _of(Release)
-    list_held = _of(ListHeld)
-    list_dead = _of(ListDead)
-    discard_dead = _of(DiscardDead)
-    list_replays = _of(ListReplays)
-    preview_replay = _of(PreviewReplay)
-    create_replay = _of(CreateReplay)
-    get_replay = _of(GetReplay)
-    stop_replay = _of(StopReplay)
-    resume_replay = _of(ResumeReplay)
-    list_suppressions = _of(ListSuppressions)
-    add_suppressions = _of(AddSuppressions)
-    remove_suppressions = _of(RemoveSuppressions)
-    list_webhooks = _of(ListWebhooks)
-    show_webhook = _of(ShowWebhook)
-    list_refused_events = _of(ListRefused)
-    add_webhook = _of(AddWebhook)
-    set_webhook = _of(SetWebhook)
+    release_emails = _of(held.Release)
+    list_held = _of(held.ListHeld)
+    list_dead = _of(dlq.ListDead)
+    discard_dead = _of(dlq.DiscardDead)
+    list_replays = _of(dlq.ListReplays)
+    preview_replay = _of(dlq.PreviewReplay)
+    create_replay = _of(dlq.CreateReplay)
+    get_replay = _of(dlq.GetReplay)
+    stop_replay = _of(dlq.StopReplay)
+    resume_replay = _of(dlq.ResumeReplay)
+    list_suppressions = _of(suppressions.ListSuppressions)
+    add_suppressions = _of(suppressions.AddSuppressions)
+    remove_suppressions = _of(suppressions.RemoveSuppressions)
+    list_webhooks = _of(webhooks.ListWebhooks)
+    show_webhook = _of(webhooks.ShowWebhook)
+    list_refused_events = _of(webhooks.ListRefused)
+    add_webhook = _of(webhooks.AddWebhook)
+    set_webhook = _of(webhooks.SetWebhook)
     test_webhook = Method(calls.webhook_test)
-    enable_webhook = _of(EnableWebhook)
-    disable_webhook = _of(DisableWebhook)
-    rotate_webhook = _of(RotateWebhook)
-    replay_webhook = _of(ReplayWebhook)
-    remove_webhook = _of(RemoveWebhook)
-    list_pauses = _of(ListPauses)
-    pause_all = _of(PauseAll)
-    pause_lane = _of(PauseLane)
-    pause_tenant = _of(PauseTenant)
-    pause_provider = _of(PauseProvider)
-    resume_all = _of(ResumeAll)
-    resume_lane = _of(ResumeLane)
-    resume_tenant = _of(ResumeTenant)
-    resume_provider = _of(ResumeProvider)
-    list_lanes = _of(ListLanes)
-    set_lane = _of(SetLane)
-    unset_lane = _of(UnsetLane)
-    list_tenants = _of(ListTenants)
-    set_tenant = _of(SetTenant)
-    unset_tenant = _of(UnsetTenant)
-    list_domains = _of(ListDomains)
-    set_domain = _of(SetDomain)
-    remove_domain = _of(RemoveDomain)
+    enable_webhook = _of(webhooks.EnableWebhook)
+    disable_webhook = _of(webhooks.DisableWebhook)
+    rotate_webhook = _of(webhooks.RotateWebhook)
+    replay_webhook = _of(webhooks.ReplayWebhook)
+    remove_webhook = _of(webhooks.RemoveWebhook)
+    list_pauses = _of(pauses.ListPauses)
+    pause_all = _of(pauses.PauseAll)
+    pause_lane = _of(pauses.PauseLane)
+    pause_tenant = _of(pauses.PauseTenant)
+    pause_provider = _of(pauses.PauseProvider)
+    resume_all = _of(pauses.ResumeAll)
+    resume_lane = _of(pauses.ResumeLane)
+    resume_tenant = _of(pauses.ResumeTenant)
+    resume_provider = _of(pauses.ResumeProvider)
+    list_lanes = _of(lanes.ListLanes)
+    set_lane = _of(lanes.SetLane)
+    unset_lane = _of(lanes.UnsetLane)
+    list_tenants = _of(tenants.ListTenants)
+    set_tenant = _of(tenants.SetTenant)
+    unset_tenant = _of(tenants.UnsetTenant)
+    list_domains = _of(domains.ListDomains)
+    set_domain = _of(domains.SetDomain)
+    remove_domain = _of(domains.RemoveDomain)
     list_audit = _of(ListAudit)
     list_stats = _of(ListStats)
     _page = Method(calls.events)

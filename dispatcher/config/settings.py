@@ -552,7 +552,6 @@ class Settings:
 
     @property
     def sms_rules(self) -> SmsRules:
-        """Which SMS these settings allow."""
         from dispatcher.domain.sms import SmsRules  # loaded late, because few commands need it
 
         return SmsRules(self.sms_max_segments, self.sms_countries)

@@ -48,12 +48,10 @@ class Secret:
 
     @classmethod
     def new(cls) -> Secret:
-        """A new random key."""
         return cls("".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS)), secrets.token_urlsafe(32))
 
     @classmethod
     def parse(cls, text: str) -> Secret | None:
-        """Parses a key; None if the text is not a key."""
         match = _FORM.fullmatch(text)
         return cls(match[1], match[2]) if match else None
 

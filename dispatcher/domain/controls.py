@@ -64,7 +64,6 @@ class Pause:
 
     @property
     def subject(self) -> str:
-        """What is paused, in words: `tenant acme`, or `everything`."""
         return "everything" if self.scope is PauseScope.ALL else f"{self.scope} {self.name}"
 
     @property
@@ -238,7 +237,6 @@ class Controls:
 
     @property
     def paused_tenants(self) -> tuple[str, ...]:
-        """The ids of the paused tenants."""
         return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.TENANT)
 
     @property
@@ -251,7 +249,6 @@ class Controls:
         return self._find(PauseScope.ALL, "") or self._find(PauseScope.LANE, lane)
 
     def pause_of_tenant(self, tenant_id: str) -> Pause | None:
-        """The pause of a tenant; None if the tenant is not paused."""
         return self._find(PauseScope.TENANT, tenant_id)
 
     def _find(self, scope: PauseScope, name: str) -> Pause | None:

@@ -181,7 +181,6 @@ class Resent:
     """A copy of an email (see the action `resend`).
 
     Attributes:
-        id: The id of the copy.
         is_known: Whether an earlier call made the copy.
     """
 
@@ -191,7 +190,6 @@ class Resent:
     is_known: bool
 
     def describe(self) -> str:
-        """The copy in words."""
         known = "was enqueued before" if self.is_known else "is enqueued"
         return f"The copy {known}: email {self.id}, message key {self.message_key}"
 
@@ -235,7 +233,6 @@ def label(name: str) -> str:
 
 
 def since(email: EmailRow) -> datetime | None:
-    """The time since which a finished email has its status; None if unknown."""
     if email.status == Status.SENT:
         return email.sent_at
     return email.settled_at if email.status in FINISHED else None  # otherwise it belongs to an earlier status

@@ -51,7 +51,6 @@ def instant_text(instant: datetime) -> str:
 
 
 def attachments_of(field: str, listed: object) -> list[Attachment]:
-    """The attachments of a JSON list. Raises InvalidEmail."""
     if not isinstance(listed, list):
         raise InvalidEmail(field, "must be a list")
     if len(listed) > MAX_ATTACHMENTS:

@@ -68,7 +68,6 @@ _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
 
 
 def string(field: str, value: object) -> str:
-    """The value, if it is a string."""
     if not isinstance(value, str):
         raise InvalidEmail(field, "must be a string")
     # Convert subclasses, such as StrEnum or a template engine's safe string: drivers and encoders accept only str.
@@ -204,7 +203,6 @@ def template(field: str, value: object) -> str:
 
 
 def body(field: str, value: object) -> str | None:
-    """A body; None if it is empty."""
     text = string(field, value)
     if len(text) > MAX_BODY_OCTETS:
         raise _oversized_body(field)

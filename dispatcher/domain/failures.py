@@ -51,7 +51,6 @@ class Selection:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """The filters that are set, by name, without `email_ids`."""
         return {
             name: value
             for name, value in self.parameters.items()
@@ -218,16 +217,13 @@ class Replay:
 
     @property
     def replayed(self) -> int:
-        """The number of emails that were replayed."""
         return self.outcomes.get(ItemOutcome.REPLAYED, 0)
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """The number of emails that were skipped, by outcome."""
         return {each: self.outcomes[each] for each in ItemOutcome if each in self.outcomes and each != "replayed"}
 
     def describe(self) -> str:
-        """One sentence for operators."""
         counts = f"{self.replayed:,} of {self.total:,} replayed, {sum(self.skipped.values()):,} skipped"
         return f"Replay {self.id} is {self.state}: {counts}, {self.waiting:,} remaining"
 

@@ -17,12 +17,7 @@ from uuid import UUID
 
 from dispatcher.domain.controls import MAX_LIMIT, MIN_LIMIT
 from dispatcher.domain.instant import parse_instant, parse_length
-from dispatcher.domain.text import (
-    MAX_METADATA_CHARACTERS,
-    MAX_TENANT_CHARACTERS,
-    METADATA_KEY_PATTERN,
-    TENANT_PATTERN,
-)
+from dispatcher.domain.text import MAX_METADATA_CHARACTERS, MAX_TENANT_CHARACTERS, METADATA_KEY_PATTERN, TENANT_PATTERN
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import InvalidEmail
 

@@ -19,11 +19,7 @@ Envelope = TypedDict(
 
 @dataclass(frozen=True, slots=True)
 class LastEvent:
-    """The newest believed event of an email, by the provider's clock.
-
-    Attributes:
-        kind: A kind from docs/events.md, such as `delivered`.
-    """
+    """The newest believed event of an email, by the provider's clock."""
 
     kind: str
     at: datetime

@@ -19,12 +19,7 @@ _VALID: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("from", "to"), "x@example.com"),
     **dict.fromkeys(("message_key", "subject", "text", "html", "template_id"), "x"),
 }
-_VALID_SMS: Final[Mapping[str, Any]] = {
-    "channel": SMS_CHANNEL,
-    "message_key": "x",
-    "to": "+4915112345678",
-    "text": "x",
-}
+_VALID_SMS: Final[Mapping[str, Any]] = {"channel": SMS_CHANNEL, "message_key": "x", "to": "+4915112345678", "text": "x"}
 _TEMPLATE: Final = ("template_id", "template_data")
 _BODIES: Final = ("text", "html")
 

@@ -18,10 +18,7 @@ SIGNATURE_PREFIX: Final = "v1,"
 _SECRET_OCTETS: Final = 32
 _HOUR: Final = 3600.0
 
-SCHEDULE_SECONDS: Final = (
-    *(5.0, 300.0, 1800.0),
-    *(hours * _HOUR for hours in (2, 5, 10, 14, 20, 24, 27)),
-)
+SCHEDULE_SECONDS: Final = (*(5.0, 300.0, 1800.0), *(hours * _HOUR for hours in (2, 5, 10, 14, 20, 24, 27)))
 """When an event is posted again, in seconds after its first attempt."""
 LONGEST_PROBE_SECONDS: Final = 1800.0
 """The longest wait between two attempts to reach a receiver that accepts nothing. Each time, at most a few events are
@@ -71,7 +68,6 @@ class Webhook:
     given_up: int  # the number of events that the receiver refused at every attempt, while it accepted other events
 
     def describe(self) -> str:
-        """The webhook in words."""
         return f"Webhook {self.id} is {self.state}: {self.url}"
 
 
@@ -105,7 +101,6 @@ class WebhookTarget:
 
 
 def new_secret() -> str:
-    """A new random secret."""
     return SECRET_PREFIX + base64.b64encode(token_bytes(_SECRET_OCTETS)).decode()
 
 

@@ -53,7 +53,6 @@ class Upkeep:
         self._source = source
 
     async def run_once(self) -> float | None:
-        """Does the work of a round, unless another host is doing it."""
         opening: AbstractAsyncContextManager[AsyncSession]
         if isinstance(self._source, str):
             opening = await connect_async(self._source, name=f"dispatcher {self.lock_name}")
@@ -99,7 +98,6 @@ class DeliveryBackfill:
         self._most = most
 
     async def run_once(self) -> float | None:
-        """Reads the next events. Returns the seconds until the next round; None for the interval."""
         if (found := await fill_deliveries(self._pool, most=self._most)) is None:
             return None
         has_ended, count = found
@@ -120,7 +118,6 @@ class Counting:
         self._most_open = most_open
 
     async def run_once(self) -> float | None:
-        """Counts the next emails. Returns the seconds until the next round; None for the interval."""
         async with session(self._pool) as opened:
             found = await count_round(opened, most=self._most, most_open=self._most_open)
         if found is None:

@@ -62,12 +62,7 @@ _REFERENCE: Final = re.compile(r"""cid:([^"'\s<>)]{1,500})""", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class CapturedName:
-    """The name of a captured email's file.
-
-    Attributes:
-        text: The name, without a mail client's flags.
-        captured_ns: When the email was captured, in nanoseconds since 1970.
-    """
+    """The name of a captured email's file, without a mail client's flags. `captured_ns`: nanoseconds since 1970."""
 
     text: str
     email_id: str
@@ -75,7 +70,6 @@ class CapturedName:
 
     @property
     def is_sms(self) -> bool:
-        """Whether the file contains an SMS."""
         return self.text.endswith(".json")
 
     @property
@@ -85,14 +79,8 @@ class CapturedName:
 
 @dataclass(frozen=True, slots=True)
 class CapturedFilter:
-    """Selects the captured emails that match everything given, in upper or lower case.
-
-    Attributes:
-        to: A recipient's whole address, or else a part of the recipients, such as `@example.org`.
-        subject: A part of the subject.
-        text: A part of the sender, the recipients, the subject, the text or the HTML.
-        known: Emails that do not match, as earlier searches with this filter found.
-    """
+    """Selects the captured emails that match everything given, in upper or lower case. `known` are emails that do not
+    match, as earlier searches with this filter found."""
 
     to: str = ""
     subject: str = ""
@@ -118,7 +106,6 @@ class CapturedRow:
     """A captured email, as a list shows it.
 
     Attributes:
-        sender: The field From.
         to: The fields To and Cc; `recipients`: their addresses, or the number of an SMS.
         is_read: It was opened on the page, or by a mail client.
     """
@@ -202,7 +189,6 @@ def folders_of(settings: Settings) -> list[Path] | None:
 
 
 def delivers_nothing(settings: Settings) -> bool:
-    """Whether each provider captures."""
     return {CAPTURE, SMS_CAPTURE}.issuperset(settings.providers)
 
 

@@ -160,7 +160,6 @@ class _Checker(HTMLParser):
 
 
 def _problems(url: str, text: str) -> Iterator[str]:
-    """What is wrong with a link, as predicates."""
     if url in ("", "#"):
         yield "is empty"
         return

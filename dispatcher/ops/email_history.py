@@ -134,7 +134,6 @@ async def find_history(
     Args:
         tenant_id: The only tenant whose emails the caller may see; None: all.
         providers: The configured providers; empty if the caller does not have the settings.
-        lease_seconds: The length of a lease.
         most_ahead: Count at most this many emails ahead of the email. With 0, locks are not examined, either.
         sees_content: Whether the reader may read the sender, the recipients and the subject.
         reveal: Who reads the content, and why; the audit log records this before the content is read. None to leave
@@ -208,11 +207,7 @@ async def find_messages(session: AsyncSession, dlq: DeadLetterQueue, email_id: U
 
 
 def for_tenant(history: EmailHistory, is_own: Callable[[str | None], bool]) -> EmailHistory:
-    """The history as a tenant sees it: without hosts, and without the names and reasons of other operators.
-
-    Args:
-        is_own: Whether an actor belongs to the tenant.
-    """
+    """The history as a tenant sees it: without hosts, and without other operators' names and reasons."""
     waiting = history.waiting
     if waiting is not None:
         because = _WAITS.get(waiting.reason, "the service cannot send it at the moment")

@@ -23,12 +23,8 @@ _MOST_BULLETS: Final = 7
 class EmailLine:
     """An email in a list.
 
-    Attributes:
-        error: The last error; None if a provider accepted the email.
-        due_at: When a waiting email is due.
-        recipients: The masked recipients; empty if the content was deleted.
-        subject: As DISPATCHER_OPS_SUBJECT says; None if it is not shown, or if the email has none.
-        sender_domain: None if the content was deleted.
+    `error`: None if a provider accepted the email. `due_at`: of a waiting email. `recipients` and the fields after it
+    are empty if the content was deleted. `subject` is as DISPATCHER_OPS_SUBJECT says.
     """
 
     email_id: UUID

@@ -95,9 +95,7 @@ async def find(
     page. The cursor is sealed: it can be the id of another tenant's email, which also shows when that email was
     enqueued.
 
-    Args:
-        filters: Values of the fields of the action. Must not be logged, because some are addresses.
-        sees_content: Whether the reader may read senders, recipients and subjects.
+    `filters`, the values of the action's fields, must not be logged, because some are addresses.
     """
     asked = {name: value for name, value in filters.items() if value is not None}
     hasher, reader = await AddressHasher.open(source), asked.get("tenant_id", "")
@@ -149,7 +147,6 @@ async def find(
 
 
 def _start(asked: Mapping[str, Any]) -> Start:
-    """The filter that probably selects the fewest emails."""
     for start in (Start.RECIPIENT, Start.CORRELATION_ID, Start.METADATA, Start.DOMAIN):
         if start in asked:
             return start
@@ -159,7 +156,6 @@ def _start(asked: Mapping[str, Any]) -> Start:
 
 
 def _checks(source: Source, asked: Mapping[str, Any], domain: str | None, metadata: str | None) -> list[Check]:
-    """The filters that `find_emails` does not apply."""
     checks: list[Check] = []
     if domain is not None:
         checks.append(lambda ids: _matching(source, "find_with_domain", ids, {"domain": domain}))
@@ -197,13 +193,11 @@ async def _checked(
 
 
 async def _recipients_since(source: Source) -> datetime | None:
-    """Emails that were enqueued before this time cannot be found by recipient. None if all emails can be found."""
     ((since, has_older),) = await fetch(source, "find_recipients_since")
     return since if has_older else None
 
 
 async def _shown(source: Source, rows: Sequence[ListedEmail], *, sees_content: bool) -> list[ListedEmail]:
-    """The rows with what other tables have about the emails."""
     ids = [row.id for row in rows]
     recipients, details = await masked_recipients(source, ids), await find_details(source, ids)
     envelopes = await find_envelopes(source, ids) if sees_content else {}

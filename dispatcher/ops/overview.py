@@ -17,26 +17,10 @@ from dispatcher.domain.turns import LaneWeights
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.ops.hosts import Host, hosts_of
 from dispatcher.ops.shared_reading import FRESH_SECONDS, Answer, SharedReading
+from dispatcher.store import figures
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.controls import read_controls
-from dispatcher.store.figures import (
-    COUNTED,
-    AlertCheck,
-    Attempts,
-    BoundedCount,
-    Latency,
-    Pace,
-    count_for_overview,
-    count_paused,
-    find_alert_check,
-    find_oldest_pending,
-    list_host_reports,
-    list_workers,
-    measure_latency,
-    measure_paces,
-    one_snapshot,
-    sum_attempts,
-)
+from dispatcher.store.figures import COUNTED, AlertCheck, Attempts, BoundedCount, Latency, Pace
 from dispatcher.store.providers import ProviderRate, find_troubles, list_rates
 from dispatcher.store.samples import MinuteSample, Trend, list_samples, list_trend
 from dispatcher.store.stats import list_stats, split_stats
@@ -205,14 +189,14 @@ class OverviewReader:
         return await self._tenants[tenant_id].get()
 
     async def _read_days(self) -> tuple[list[Attempts], list[Trend]]:
-        async with self._open_session() as session, one_snapshot(session):
-            return await sum_attempts(session, "day", (DAYS - 1) * _DAY_SECONDS), await list_trend(session)
+        async with self._open_session() as session, figures.one_snapshot(session):
+            return await figures.sum_attempts(session, "day", (DAYS - 1) * _DAY_SECONDS), await list_trend(session)
 
     async def _read_trends(self) -> Trends:
-        async with self._open_session() as session, one_snapshot(session):
-            oldest = await find_oldest_pending(session, limit=COUNTED)
-            latency, paces = await measure_latency(session), await measure_paces(session)
-            hours = await sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
+        async with self._open_session() as session, figures.one_snapshot(session):
+            oldest = await figures.find_oldest_pending(session, limit=COUNTED)
+            latency, paces = await figures.measure_latency(session), await figures.measure_paces(session)
+            hours = await figures.sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
             return Trends(*oldest, latency, paces, hours, DayFigures.of(await _stats(session, Per.HOUR)))
 
     async def _read_split(self, per: Per, split: Per, tenant_id: str | None) -> list[SplitCount]:
@@ -243,8 +227,8 @@ class OverviewReader:
         return found
 
     async def _read_tenant(self, tenant_id: str) -> Overview:
-        async with self._open_session() as session, one_snapshot(session):
-            counts = await count_for_overview(session, tenant_id=tenant_id)
+        async with self._open_session() as session, figures.one_snapshot(session):
+            counts = await figures.count_for_overview(session, tenant_id=tenant_id)
             hours, days = [await _stats(session, per, tenant_id) for per in (Per.HOUR, Per.DAY)]
         now, day = datetime.now(UTC), DayFigures.of(hours)
         return Overview(now, counts, day=day, hours=_points_of(hours, Per.HOUR), days=_points_of(days, Per.DAY))
@@ -253,15 +237,15 @@ class OverviewReader:
         days, trend = (await self._days.get()).value
         trends = await self._trends.fresh()  # if this fails, `SharedReading` returns the last Overview
         settings, now = self._settings, datetime.now(UTC)
-        async with self._open_session() as session, one_snapshot(session):
-            counts = await count_for_overview(session, tenant_id=None)
+        async with self._open_session() as session, figures.one_snapshot(session):
+            counts = await figures.count_for_overview(session, tenant_id=None)
             controls = await read_controls(session)
-            paused = await count_paused(session) if controls.pauses else BoundedCount(0)
+            paused = await figures.count_paused(session) if controls.pauses else BoundedCount(0)
             samples = await list_samples(session, MINUTES + 1)
-            hosts = hosts_of(await list_workers(session), await list_host_reports(session), settings)
+            hosts = hosts_of(await figures.list_workers(session), await figures.list_host_reports(session), settings)
             troubles = {trouble.provider: trouble for trouble in await find_troubles(session)}
             rates = {each.provider: each for each in await list_rates(session)}
-            check = await find_alert_check(session, queue=settings.dlq)
+            check = await figures.find_alert_check(session, queue=settings.dlq)
         sample = samples[-1] if samples else None
         found = Overview(
             now,

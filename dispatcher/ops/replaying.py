@@ -138,11 +138,7 @@ async def overlaps(session: AsyncSession, selection: Selection) -> list[Overlapp
 
 
 async def run(
-    session: AsyncSession,
-    replay_id: int,
-    *,
-    on_email: OnEmail | None = None,
-    lock_seconds: float = BATCH_LOCK_SECONDS,
+    session: AsyncSession, replay_id: int, *, on_email: OnEmail | None = None, lock_seconds: float = BATCH_LOCK_SECONDS
 ) -> Ended:
     """Replays the remaining emails at the replay's rate. Raises `ReplayBusy` if another process runs the replay.
 
@@ -218,7 +214,6 @@ class _Pace:
         self._look_at = 0.0
 
     async def seconds(self) -> float:
-        """The wait between two emails; 0 if the rate is not limited."""
         now = asyncio.get_running_loop().time()
         if now >= self._look_at:
             self._look_at = now + _PACE_SECONDS

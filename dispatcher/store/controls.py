@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.controls import (
-    MOST_WAITING,
-    Controls,
-    DomainLimit,
-    LanePolicy,
-    LaneRule,
-    Pause,
-    TenantLimit,
-)
+from dispatcher.domain.controls import MOST_WAITING, Controls, DomainLimit, LanePolicy, LaneRule, Pause, TenantLimit
 from dispatcher.store.statements import Source, statement
 
 READ_SECONDS: Final = 1.0
@@ -59,7 +51,6 @@ class LatestControls:
 
 
 async def read_controls(source: Source) -> Controls:
-    """Reads all controls."""
     return Controls(
         tuple(await list_pauses(source)),
         {each.lane: each for each in await list_lane_policies(source)},

@@ -203,7 +203,6 @@ async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
 
 
 async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
-    """Reads the figures for the monitor."""
     return MonitorCounts(
         await count_monitored(session),
         *await find_oldest_pending(session),

@@ -229,7 +229,6 @@ class LeaseStore:
         return int(octets or 0)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
-        """See the function `read_content`."""
         return await read_content(self._pool, email_id)
 
     async def find_database_id(self) -> UUID:

@@ -107,7 +107,6 @@ class Pruner:
         self._retention = retention
 
     def delete_one_time_codes(self) -> AsyncIterator[PrunedStep]:
-        """Deletes the content of sent and cancelled emails that have `erase_after_sending`."""
         return self._delete_rows("delete_one_time_codes", "erased_after_sending")
 
     async def prune(self) -> AsyncIterator[PrunedStep | FailedStep]:

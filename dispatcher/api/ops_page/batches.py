@@ -6,7 +6,7 @@ emails, says how many are left, and offers to go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,18 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.action import Mistakes, path_of, read
+from dispatcher.actions.action import Mistakes, path_of
 from dispatcher.actions.batch import Batch, Judged
 from dispatcher.actions.dlq import DiscardDead
 from dispatcher.actions.held import Confirm, Release
-from dispatcher.actions.runner import of_tenant, preview, run_batch, select
+from dispatcher.actions.runner import preview, run_batch, select
 from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.api.ops_page import face, fields
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.api.ops_page.zones import with_zone, zone_of
 from dispatcher.domain.scrub import scrub
 
 BATCHES: Final[tuple[type[Batch], ...]] = (DiscardDead, Confirm, Release, Cancel, Reschedule)
@@ -36,7 +35,6 @@ _SHOWN: Final = 20
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of all changes of many emails."""
     found = []
     for action in BATCHES:
         pages = _BatchPages(site, action)
@@ -57,8 +55,11 @@ class _BatchPages:
 
     async def change(self, request: Request, visitor: Visitor, form: Form) -> Response:
         """Changes at most MOST of the emails, unless more are selected now than the dry run showed."""
+        texts = self._typed(form) | fields.typed(form, (*self.action.one_of, "reason"))
+        if "reason" in texts:
+            texts["reason"] = scrub(texts["reason"])
         try:
-            asked = self._asked(request, visitor, form, (*self.action.one_of, "reason"))
+            asked = face.asked(self.action, request, visitor, texts)
         except Mistakes as error:
             return await self._dry_run(request, visitor, form, face.words_of(error), 400)
         judged: list[Judged] = []
@@ -86,7 +87,7 @@ class _BatchPages:
         # A dry run needs no reason and no time.
         free = {"reason": "a dry run", **dict.fromkeys(self.action.one_of[-1:], "true")}
         try:
-            asked = self._asked(request, visitor, {**self._typed(given), **free}, free)
+            asked = face.asked(self.action, request, visitor, self._typed(given) | free)
         except Mistakes as error:
             raise PageError(400, face.words_of(error), "Go back, and correct the filter.") from None
         async with self.site.session() as session:
@@ -120,15 +121,3 @@ class _BatchPages:
 
     def _typed(self, given: Mapping[str, str]) -> dict[str, str]:
         return fields.typed(given, (*self.action.filters, "tenant_id", "email_ids"))
-
-    def _asked(self, request: Request, visitor: Visitor, given: Mapping[str, str], more: Iterable[str]) -> Batch:
-        """The change of these emails, with `more` fields, as the visitor may make it. Raises Mistakes."""
-        zone = zone_of(request)
-        texts = fields.as_texts(self.action, self._typed(given) | fields.typed(given, more), zone)
-        if "send_at" in texts:
-            texts["send_at"] = with_zone(texts["send_at"], zone)
-        if "reason" in texts:
-            texts["reason"] = scrub(texts["reason"])
-        asked = read(self.action, {}, texts, is_reason_required=True)
-        with face.tenant_errors(visitor):
-            return of_tenant(asked, face.who(visitor))

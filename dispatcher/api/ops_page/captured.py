@@ -39,9 +39,7 @@ DONE: Final = {
 }
 VIEWS: Final = ("html", "text", "checks", "headers", "source")
 MAX_TEXT_CHARACTERS: Final = 256 * 1024
-FRAMING: Final = {
-    "Content-Security-Policy": SECURITY_HEADERS["Content-Security-Policy"] + "; frame-src 'self'",
-}
+FRAMING: Final = {"Content-Security-Policy": SECURITY_HEADERS["Content-Security-Policy"] + "; frame-src 'self'"}
 """The headers of the page that shows an email's HTML in a frame. The frame may load only pages of this site."""
 IN_FRAME: Final = {
     "Content-Security-Policy": (
@@ -59,13 +57,10 @@ WITH_IMAGES: Final = {
         "img-src data:", "img-src data: https: http:"
     ),
 }
-AS_FILE: Final = {
-    "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
-}
+AS_FILE: Final = {"Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'"}
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the list, of one email, of the email's HTML in a frame, of its downloads, and of the forms."""
     pages = _CapturedPages(site)
     return [
         site.get("/captured", pages.show_list),

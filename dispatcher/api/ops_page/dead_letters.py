@@ -6,13 +6,13 @@ Dead letters groups failed and held emails by cause, and lists them. Held shows 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.action import read
+from dispatcher.actions.action import Page, read
 from dispatcher.actions.dlq import ListDead
 from dispatcher.actions.held import ListHeld
 from dispatcher.api.ops_page import face, fields
@@ -27,7 +27,6 @@ CAUSES: Final = ("cause", "domain", "tenant")
 
 def routes(site: Site) -> list[Route]:
     async def show(request: Request, visitor: Visitor) -> Response:
-        """The page with groups of failed and held emails, and the newest of these emails."""
         by = fields.parameter(request, "by")
         by = by if by in CAUSES and (by != "tenant" or visitor.tenant_id is None) else "cause"
         page, filters, mistake = await face.listed(site, ListDead, request, visitor)
@@ -56,25 +55,12 @@ def routes(site: Site) -> list[Route]:
             most_grouped=MOST_GROUPED,
         )
 
-    async def show_held(request: Request, visitor: Visitor) -> Response:
-        """The page with held emails, and what is known about each."""
-        page, filters, mistake = await face.listed(site, ListHeld, request, visitor)
+    async def evidence(_visitor: Visitor, page: Page[Any]) -> Mapping[str, Any]:
         async with site.session() as session:
             lines = await site.lines(session, [each.email_id for each in page.rows])
-        return await site.page(
-            request,
-            visitor,
-            "held.html",
-            status=200 if mistake is None else 400,
-            listing=ListHeld,
-            page=page,
-            lines=lines,
-            held={each.email_id: each for each in page.rows},
-            filters=filters,
-            mistake=mistake,
-        )
+        return {"lines": lines, "held": {each.email_id: each for each in page.rows}}
 
-    return [site.get("/dead-letters", show), site.get("/held", show_held)]
+    return [site.get("/dead-letters", show), *face.pages(site, "/held", [ListHeld], "held.html", evidence)]
 
 
 def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:

@@ -28,11 +28,12 @@ from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.api.access import Caller
 from dispatcher.api.ops_page.captured import FRAMING
 from dispatcher.api.ops_page.face import who
+from dispatcher.api.ops_page.fields import as_texts
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.api.ops_page.zones import with_zone, zone_of
+from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.api.problems import Problem
 from dispatcher.api.validation import admit
 from dispatcher.domain.email_history import EmailRow, Moment, since
@@ -104,11 +105,7 @@ async def find_choices(session: AsyncSession, history: EmailHistory) -> tuple[di
 async def find_shown(
     site: Site, session: AsyncSession, request: Request, visitor: Visitor, reveal: Act | None = None
 ) -> EmailHistory:
-    """The history of the email in the path, as the visitor may see it.
-
-    Raises:
-        PageError: There is no such email, or it belongs to a tenant that the visitor may not see.
-    """
+    """The history of the email in the path, as the visitor may see it. Raises PageError if there is none."""
     history = await find_history(
         session,
         request.path_params["email_id"],
@@ -141,7 +138,6 @@ def done(request: Request, visitor: Visitor, history: EmailHistory) -> str | Non
 
 
 def routes(site: Site) -> Iterator[Route]:
-    """The routes of the forms."""
     pages = _DecisionPages(site)
     every: list[type[Change[Any]]] = [*DECISIONS.values(), Reveal]
     for action in every:
@@ -192,10 +188,10 @@ class _DecisionPages:
         texts = {name: form.get(name, "").strip() for name in asked_of(action)}
         if "email_id" in action.fields:
             texts["email_id"] = str(request.path_params["email_id"])
-        send_at = with_zone(texts.get("send_at", ""), zone_of(request))
-        texts |= {"reason": scrub(form.get("reason", "")), "send_at": send_at}
+        texts["reason"] = scrub(form.get("reason", ""))
+        given = as_texts(action, {name: text for name, text in texts.items() if text}, zone_of(request))
         try:
-            asked = read(action, {}, {name: text for name, text in texts.items() if text}, is_reason_required=True)
+            asked = read(action, {}, given, is_reason_required=True)
         except Mistakes as error:
             return await self.ask(action, request, visitor, form, {each.field: each.rule for each in error.mistakes})
         act = visitor.act(asked.reason)
@@ -282,7 +278,6 @@ class _DecisionPages:
 
 
 def asked_of(action: type[Change[Any]]) -> tuple[str, ...]:
-    """The fields for which the page asks, besides the reason."""
     return action.asks or action.one_of
 
 

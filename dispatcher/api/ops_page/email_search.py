@@ -63,17 +63,11 @@ class SearchForm:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The parameters of this search's URL, without its cursor."""
         return {name: text for name, text in self.typed.items() if name != "after"}
 
     def wanted(self, kind: By) -> ListEmails:
         """The search for emails that match both the filters and the text, which is of this kind."""
-        names = {
-            By.RECIPIENT: "recipient",
-            By.DOMAIN: "domain",
-            By.CORRELATION: "correlation_id",
-            By.ERROR: "text",
-        }
+        names = {By.RECIPIENT: "recipient", By.DOMAIN: "domain", By.CORRELATION: "correlation_id", By.ERROR: "text"}
         return self.filters.but(**{names[kind]: self.text.removeprefix("@") if kind is By.DOMAIN else self.text})
 
 
@@ -92,7 +86,6 @@ def guess(text: str) -> tuple[By, ...]:
 
 
 def as_id(text: str) -> UUID | None:
-    """The text as an email id; None if the text is not a UUID."""
     try:
         return UUID(text)
     except ValueError:
@@ -100,7 +93,6 @@ def as_id(text: str) -> UUID | None:
 
 
 def is_domain(text: str) -> bool:
-    """Whether the text has the form of a mail domain."""
     return "." in text and _is_address(f"a@{text}") and not text.rpartition(".")[2].isdigit()
 
 

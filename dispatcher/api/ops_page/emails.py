@@ -37,17 +37,8 @@ _IDS: Final = ("email", "message key", "correlation id", "provider's id", "trace
 _TOLD: Final = frozenset(
     {
         *("tenant", "channel", "status", "status since", "delivery", "lane", "error type", "last error", "message key"),
-        *(
-            "enqueued",
-            "resent from",
-            "resent as",
-            "published",
-            "last leased",
-            "sent",
-            "dead letter published",
-            "dead letter discarded",
-            "not before",
-        ),
+        *("enqueued", "resent from", "resent as", "published", "last leased", "sent", "dead letter published"),
+        *("dead letter discarded", "not before"),
     }
 )
 """The facts that the head or the story of the email says."""
@@ -77,7 +68,6 @@ class _Found:
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the pages Emails and Email."""
     pages = _EmailPages(site)
     return [
         site.get("/emails", pages.search),
@@ -139,7 +129,6 @@ class _EmailPages:
         return self.site.see_other(f"/emails/{email_id}")
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The page of one email."""
         async with self.site.session() as session:
             history = await find_shown(self.site, session, request, visitor)
             choices, why = await find_choices(session, history)

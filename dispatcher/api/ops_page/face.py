@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from dispatcher.actions.action import Action, Change, Mistakes, Page, Reach, Refused, label, path_of, read
 from dispatcher.actions.batch import Batch
-from dispatcher.actions.runner import Face, Who, run
+from dispatcher.actions.runner import Face, Who, of_tenant, run
 from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, as_texts, note_unknown, parameter, typed
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
@@ -24,6 +24,7 @@ from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.api.ops_page.zones import zone_of
 
+A = TypeVar("A", bound=Action[Any])
 R = TypeVar("R")
 
 
@@ -40,7 +41,7 @@ class Posted:
 NOTHING: Final = Posted()
 PageOfForms = Callable[[Request, Visitor, Posted], Awaitable[Response]]
 """Renders the page on which a form is."""
-Reader = Callable[[Visitor], Awaitable[Mapping[str, Any]]]
+Reader = Callable[[Visitor, Page[Any]], Awaitable[Mapping[str, Any]]]
 
 
 def pages(
@@ -52,10 +53,7 @@ def pages(
     **values: Any,
 ) -> list[Route]:
     """The routes of a subject's page: its list (the first of `actions`), the list's filter, the other actions' forms.
-
-    Args:
-        more: Reads more values of the template, which also gets `values`.
-    """
+    `more` reads more values of the template, for the rows of the list; the template also gets `values`."""
 
     async def page(request: Request, visitor: Visitor, posted: Posted = NOTHING) -> Response:
         return await list_page(site, request, visitor, template, actions, posted, more, path=path, **values)
@@ -77,7 +75,7 @@ async def list_page(
     """See `pages`; `filtered` is the filter, if it is not in the URL."""
     found, filters, mistake = await listed(site, actions[0], request, visitor, filtered)
     posted = replace(posted, mistake=posted.mistake or mistake)
-    values |= {"listing": actions[0], "page": found, "filters": filters, **(await more(visitor) if more else {})}
+    values |= {"listing": actions[0], "page": found, "filters": filters, **(await more(visitor, found) if more else {})}
     return await shown(site, request, visitor, template, actions, posted, **values)
 
 
@@ -128,6 +126,15 @@ async def listed(
     except Mistakes as error:
         return Page([], None), filters, Mistake(words_of(error))
     return (found if isinstance(found, Page) else Page(found, None)), filters, None
+
+
+def asked(
+    action: type[A], request: Request, visitor: Visitor, typed: Mapping[str, str], *, needs_reason: bool = True
+) -> A:
+    """The action that typed fields say, as the visitor may carry it out. Raises Mistakes."""
+    found = read(action, {}, as_texts(action, typed, zone_of(request)), is_reason_required=needs_reason)
+    with tenant_errors(visitor):
+        return of_tenant(found, who(visitor))
 
 
 async def rows(site: Site, asked: Action[R], visitor: Visitor) -> R:
@@ -206,7 +213,6 @@ async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> 
 
 
 def who(visitor: Visitor) -> Who:
-    """A visitor as an actor."""
     return Who(Face.PAGE, visitor.name, visitor.tenant_id)
 
 

@@ -15,7 +15,7 @@ from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.api.ops_page.zones import with_zone
 from dispatcher.domain.instant import parse_instant
-from dispatcher.domain.kinds import AGE, INSTANT, SINCE
+from dispatcher.domain.kinds import AGE, INSTANT, SEND_AT, SINCE
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
 
@@ -75,7 +75,7 @@ def as_texts(action: type[Action[Any]], filters: Mapping[str, str], zone: tzinfo
     found = dict(filters)
     for name in filters:
         kind = action.fields[name].kind
-        if kind in (SINCE, AGE, INSTANT):
+        if kind in (SINCE, AGE, INSTANT, SEND_AT):
             found[name] = with_zone(found[name], zone)
         if kind is AGE and "-" in found[name]:
             with suppress(ValueError):

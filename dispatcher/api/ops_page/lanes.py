@@ -15,7 +15,6 @@ from dispatcher.actions import lanes, tenants
 from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.reported_events import SHARES
 from dispatcher.api.ops_page.site import Site
-from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.ops.shared_reading import SharedReading
 from dispatcher.store.controls import MOST_DUE, MOST_PAIRS, count_due, read_controls
 
@@ -25,7 +24,7 @@ DUE_SECONDS: Final = 1.0
 def routes(site: Site) -> list[Route]:
     due = SharedReading(lambda: count_due(site.pool), fresh_seconds=DUE_SECONDS)
 
-    async def more(_visitor: Visitor) -> Mapping[str, Any]:
+    async def more(*_: object) -> Mapping[str, Any]:
         async with site.session() as session:
             controls = await read_controls(session)
         found = await due.fresh()

@@ -32,7 +32,6 @@ SPLITS: Final = ("outcome", Per.PROVIDER, Per.LANE, Per.TENANT)
 
 
 def routes(site: Site) -> list[Route]:
-    """The route of the page Overview."""
     reader = OverviewReader(site.settings, site.session)
 
     async def show(request: Request, visitor: Visitor) -> Response:

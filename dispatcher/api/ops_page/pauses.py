@@ -16,7 +16,7 @@ from dispatcher.store.providers import find_troubles
 
 
 def routes(site: Site) -> list[Route]:
-    async def more(visitor: Visitor) -> Mapping[str, Any]:
+    async def more(visitor: Visitor, _page: object) -> Mapping[str, Any]:
         if visitor.tenant_id is not None:
             return {"problems": []}
         async with site.session() as session:

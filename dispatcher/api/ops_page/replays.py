@@ -9,16 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.action import Mistakes, read
+from dispatcher.actions.action import Mistakes
 from dispatcher.actions.dlq import CreateReplay, GetReplay, ListReplays, ResumeReplay, StopReplay
-from dispatcher.actions.runner import of_tenant
 from dispatcher.api.ops_page import face, fields
-from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.domain.failures import DEFAULT_PER_SECOND, ItemOutcome, Replay
 from dispatcher.ops import replaying
 from dispatcher.ops.email_history import AN_OPERATOR
@@ -36,8 +33,6 @@ _NOT_SHOWN: Final = (
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the pages and of their forms."""
-
     async def show_all(request: Request, visitor: Visitor) -> Response:
         is_creating, seen = fields.parameter(request, "creating") == "yes", site.jobs.seen
         return await face.list_page(
@@ -68,7 +63,6 @@ def routes(site: Site) -> list[Route]:
         return await face.shown(site, request, visitor, "replay.html", [], posted, **values)
 
     async def preview(request: Request, visitor: Visitor) -> Response:
-        """The page with the dry run of a filter."""
         require_operate(visitor)
         fields.note_unknown(request, (*CreateReplay.filters, "tenant_id"))
         return await _dry_run(site, request, visitor, fields.chosen(request))
@@ -76,7 +70,8 @@ def routes(site: Site) -> list[Route]:
     async def create(request: Request, visitor: Visitor, form: Form) -> Response:
         """Starts a replay, unless its filter now selects more emails than the dry run showed."""
         try:
-            asked = _asked(request, visitor, form, "per_second", "reason")
+            texts = _typed(form) | fields.typed(form, ("per_second", "reason"))
+            asked = face.asked(CreateReplay, request, visitor, texts).but(include_held="include_held" in form)
             if (shown := fields.counted(form.get("shown", ""))) is None:
                 return await _dry_run(site, request, visitor, form, _NOT_SHOWN, 400)
             replay = await site.jobs.create_replay(
@@ -84,8 +79,8 @@ def routes(site: Site) -> list[Route]:
             )
         except replaying.SelectionGrown as error:
             return await _dry_run(site, request, visitor, form, error.message, 409)
-        except Mistake as mistake:
-            return await _dry_run(site, request, visitor, form, str(mistake), 400)
+        except Mistakes as error:
+            return await _dry_run(site, request, visitor, form, face.words_of(error), 400)
         if replay is None:
             return site.see_other(PATH, creating="yes")
         return site.see_other(f"{PATH}/{replay.id}")
@@ -112,10 +107,13 @@ async def _dry_run(
     mistake: str | None = None,
     status: int = 200,
 ) -> Response:
-    asked = _asked(request, visitor, given)
-    wanted = asked.selected()
+    includes_held = "include_held" in given
+    try:
+        wanted = face.asked(CreateReplay, request, visitor, _typed(given), needs_reason=False).selected()
+    except Mistakes as error:
+        raise PageError(400, face.words_of(error), "Go back, and correct the filter.") from None
     async with site.session() as session:
-        preview = await replaying.preview(session, wanted, include_held=asked.include_held)
+        preview = await replaying.preview(session, wanted, include_held=includes_held)
         causes = await group_dead(session, wanted, "cause", limit=MOST_GROUPED, groups=MOST_GROUPS)
         lines = await site.lines(session, preview.samples.get(ItemOutcome.REPLAYED, []))
         overlaps = await replaying.overlaps(session, wanted) if visitor.tenant_id is None else []
@@ -129,7 +127,7 @@ async def _dry_run(
         causes=causes,
         lines=lines,
         overlaps=overlaps,
-        include_held=asked.include_held,
+        include_held=includes_held,
         typed=_typed(given),
         given=given,
         per_second=given.get("per_second") or f"{DEFAULT_PER_SECOND:g}",
@@ -138,27 +136,4 @@ async def _dry_run(
 
 
 def _typed(given: Mapping[str, str]) -> dict[str, str]:
-    """The fields of the filter, as they were typed."""
     return fields.typed(given, (*CreateReplay.filters, "tenant_id", "email_ids"))
-
-
-def _asked(request: Request, visitor: Visitor, given: Mapping[str, str], *more: str) -> CreateReplay:
-    """The replay of a filter. A visitor of one tenant replays only emails of this tenant.
-
-    Args:
-        more: Other fields of the form.
-
-    Raises:
-        Mistake: One of `more` is wrong.
-        PageError: A field of the filter is wrong, or the visitor may not see the tenant.
-    """
-    others = {name: text for name in more if (text := given.get(name, "")).strip()}
-    texts = fields.as_texts(CreateReplay, _typed(given), zone_of(request)) | others
-    try:
-        asked = read(CreateReplay, {}, texts, is_reason_required="reason" in more)
-    except Mistakes as error:
-        if {each.field for each in error.mistakes} <= set(more):
-            raise Mistake(face.words_of(error)) from None
-        raise PageError(400, face.words_of(error), "Go back, and correct the filter.") from None
-    with face.tenant_errors(visitor):
-        return of_tenant(asked, face.who(visitor)).but(include_held="include_held" in given)

@@ -89,7 +89,7 @@ def routes(site: Site) -> list[Route]:
     """The route of the page Events: a list, newest arrival first. Visitors who see all tenants also see counts."""
     shared = SharedReading(lambda: EventCounts.read(site.pool), fresh_seconds=COUNT_SECONDS)
 
-    async def more(visitor: Visitor) -> Mapping[str, Any]:
+    async def more(visitor: Visitor, _page: object) -> Mapping[str, Any]:
         return {"counts": await shared.fresh() if visitor.tenant_id is None else None}
 
     return face.pages(site, "/events", ACTIONS, "events.html", more)

@@ -138,7 +138,6 @@ class Site:
         return session(self.pool)
 
     async def lines(self, session: AsyncSession, email_ids: Sequence[UUID]) -> list[EmailLine]:
-        """The rows of a list of these emails."""
         return await find_lines(session, email_ids, self.settings.ops_subject)
 
     def get(self, path: str, handler: Handler) -> Route:

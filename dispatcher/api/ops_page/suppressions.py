@@ -24,8 +24,6 @@ PATH: Final = "/suppressions"
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the page and of its forms."""
-
     async def page(
         request: Request, visitor: Visitor, posted: face.Posted = face.NOTHING, looked_up: Any = None
     ) -> Response:
@@ -39,7 +37,6 @@ def routes(site: Site) -> list[Route]:
         return await face.list_page(site, request, visitor, "suppressions.html", suppressions.ACTIONS, posted, **values)
 
     async def look_up(request: Request, visitor: Visitor, form: Form) -> Response:
-        """The page with the entries that suppress an address or a domain."""
         found, _, mistake = await face.listed(site, suppressions.LookUp, request, visitor, form)
         posted = face.Posted(suppressions.LookUp, form, mistake)
         if mistake is not None:

@@ -26,8 +26,6 @@ _REFUSED: Final = 20
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the list, of the page of one webhook, and of its forms."""
-
     async def show(request: Request, visitor: Visitor, posted: face.Posted = face.NOTHING) -> Response:
         return await face.list_page(
             site, request, visitor, "webhooks.html", webhooks.ACTIONS, posted, adding=AddWebhook
