@@ -161,4 +161,4 @@ def copied_key(message_key: str, email_id: UUID, changed: Mapping[str, Any]) -> 
 def _merged(headers: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     names = {name.lower() for name in more}
     kept = {name: value for name, value in headers.items() if name.lower() not in names}
-    return kept | {name: value for name, value in more.items() if value}
+    return kept | {name: value for name, value in more.items() if value != ""}
