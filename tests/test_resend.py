@@ -199,6 +199,16 @@ async def test_what_cannot_be_resent_is_refused_and_changes_nothing(desk: Desk) 
     assert desk.connection.execute("select count(*) from operator_audit where action = 'resend'").fetchone() == (0,)
 
 
+async def test_an_expired_email_takes_nothing_from_the_quota(desk: Desk) -> None:
+    key = make_key(desk.connection, scopes=["operate", "send"], recipients_per_day=2)
+    desk.set("expires_at = now()")
+    assert (await desk.over_http(token=key)).code == "not-resendable"
+    desk.set("expires_at = null")
+    assert (await desk.over_http(token=key)).status == 201
+    assert (await desk.over_http(token=key, subject="Hi")).code == "quota-exceeded"
+    assert len(desk.copies()) == 1
+
+
 async def test_an_sms_is_resent_to_another_number(desk: Desk) -> None:
     sms = {"to": "+4915112345678", "text": "4711 is your code."}
     sms_id = (await desk.api.call("POST", "/v1/sms", key="s-1", body=sms, token=desk.key)).json["id"]
