@@ -167,7 +167,7 @@ async def test_what_cannot_be_resent_is_refused_and_changes_nothing(desk: Desk) 
         ("invalid-body", "#/to/1"): {"to": ["ann@example.org", "bob"]},
         ("invalid-body", "#/headers/From"): {"headers": {"From": "x"}},
         ("invalid-body", "#/headers"): {"headers": ["x"]},
-        ("invalid-body", "#/headers/X-A"): {"headers": {"X-A": 1}},
+        ("invalid-body", "#/headers/X-A"): {"headers": {"X-A": 0}},
         ("email-not-allowed", "#/headers/Sensitivity"): {"headers": {"Sensitivity": "private"}},
     }
     for (code, pointer), fields in wrong.items():
@@ -197,6 +197,16 @@ async def test_what_cannot_be_resent_is_refused_and_changes_nothing(desk: Desk) 
         assert words in answer.json["detail"]
     assert desk.copies() == before
     assert desk.connection.execute("select count(*) from operator_audit where action = 'resend'").fetchone() == (0,)
+
+
+async def test_an_expired_email_takes_nothing_from_the_quota(desk: Desk) -> None:
+    key = make_key(desk.connection, scopes=["operate", "send"], recipients_per_day=2)
+    desk.set("expires_at = now()")
+    assert (await desk.over_http(token=key)).code == "not-resendable"
+    desk.set("expires_at = null")
+    assert (await desk.over_http(token=key)).status == 201
+    assert (await desk.over_http(token=key, subject="Hi")).code == "quota-exceeded"
+    assert len(desk.copies()) == 1
 
 
 async def test_an_sms_is_resent_to_another_number(desk: Desk) -> None:

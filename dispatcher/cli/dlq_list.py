@@ -11,7 +11,7 @@ import click
 from dispatcher.actions.dlq import DiscardDead, ListDead, ListReplays, StopReplay
 from dispatcher.cli.batch_face import batch_command
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.face import command, read_options
+from dispatcher.cli.face import command, print_csv, read_options
 from dispatcher.cli.options import audit_options, confirm, json_option
 from dispatcher.cli.output import counted, examples, print_json, say
 from dispatcher.cli.sessions import run_with_dlq, run_with_session
@@ -33,7 +33,7 @@ replays: Final = command(ListReplays)
 stop: Final = command(StopReplay)
 
 
-def _list(by: str | None, poison: bool, **given: Any) -> int:
+def _list(by: str | None, poison: bool, as_csv: bool, **given: Any) -> int:
     """List failed and held emails, newest first, or count them by cause.
 
     \b
@@ -56,11 +56,13 @@ def _list(by: str | None, poison: bool, **given: Any) -> int:
 
     The command reads only the database. With --poison it reads the DLQ instead; it does not remove or reorder messages.
     """
+    if as_csv and (poison or by):
+        raise click.UsageError("--csv lists emails. Leave out --by and --poison.")
     if poison:
         return _list_poison(read_options(ListDead, _without_json(given)).limit, as_json=given["as_json"])
     if by:
         return _list_groups(read_options(ListDead, _without_json(given)).selected(), by, as_json=given["as_json"])
-    return _call(_LIST, **given)
+    return print_csv(ListDead, given) if as_csv else _call(_LIST, **given)
 
 
 list_: Final = click.Command(

@@ -83,10 +83,11 @@ class _PagedCommand(click.Command):
     action: type[Paged[Any]]
 
     def invoke(self, ctx: click.Context) -> Any:
-        return _print_csv(self.action, ctx.params) if ctx.params.pop("as_csv") else super().invoke(ctx)
+        return print_csv(self.action, ctx.params) if ctx.params.pop("as_csv") else super().invoke(ctx)
 
 
-def _print_csv(action: type[Paged[Any]], given: dict[str, Any]) -> int:
+def print_csv(action: type[Paged[Any]], given: dict[str, Any]) -> int:
+    """Prints all rows that the options select."""
     del given["as_json"]
     asked = read_options(action, given).but(limit=_CSV_ROWS)
     from dispatcher.actions.runner import Face, Who, run

@@ -373,7 +373,9 @@ def _attachment(number: int, part: Message) -> Attachment:
 def _content(part: Message) -> bytes:
     """The decoded content of a part; for an attached email, the source of that email."""
     if part.is_multipart():
-        return b"".join(each.as_bytes() for each in part.get_payload() if isinstance(each, Message))
+        with suppress(RecursionError):  # hundreds of emails in emails
+            return b"".join(each.as_bytes() for each in part.get_payload() if isinstance(each, Message))
+        return b""
     content = part.get_payload(decode=True)
     return content if isinstance(content, bytes) else b""
 
@@ -387,6 +389,12 @@ def _with_images(html: str, parts: Sequence[Message]) -> str:
         if content_id and part.get_content_type() in INLINE_IMAGES and len(content := _content(part)) <= left:
             left -= len(content)
             images[content_id] = f"data:{part.get_content_type()};base64,{b64encode(content).decode()}"
-    if not images:
-        return html
-    return _REFERENCE.sub(lambda found: images.get(found[1], found[0]), html)
+    left = MAX_EMAIL_BYTES
+
+    def embedded(found: re.Match[str]) -> str:
+        nonlocal left
+        url = images.get(found[1], found[0])
+        left -= len(url)  # an email may repeat an image thousands of times
+        return url if left > 0 else found[0]
+
+    return _REFERENCE.sub(embedded, html) if images else html

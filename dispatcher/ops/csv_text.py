@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from typing import Any, Final
+
+from dispatcher.domain.text import printable_lines
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """A text that begins with one of these is a formula to a spreadsheet."""
@@ -27,14 +30,16 @@ def _text(value: object) -> str:
         return ""
     if isinstance(value, datetime):
         return value.isoformat()
-    text = "; ".join(_items(value))
+    text = printable_lines("; ".join(_items(value)))
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _items(value: object) -> Iterator[str]:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
         yield from (f"{name}: {each}" for name, each in value.items() if each is not None)
     elif isinstance(value, (list, tuple)):
-        yield from map(str, value)
+        yield from (", ".join(_items(each)) for each in value)
     else:
         yield str(value)

@@ -112,12 +112,12 @@ async def resend(
             raise NotResent("may_repeat", why=why)
         if gap := capability_gap(copy, capabilities_of(settings.providers)):
             raise NotResent("incapable", fault=gap)
-        if admit is not None:
-            await admit(copy)
         with translated():
             (enqueued,) = await enqueue_many_async(session, [copy], report_conflicts=True)
         if enqueued.acceptance is not Acceptance.ACCEPTED:
             raise NotResent("expired" if enqueued.acceptance is Acceptance.EXPIRED else "key")
+        if admit is not None:  # last, because it takes from a quota
+            await admit(copy)
         linked = {"copy_id": enqueued.email_id, "changed": sorted(changes)}
         await fetch(session, "link_resent", {**parameters, **linked})
         return Resent(enqueued.email_id, key, email_id, is_known=False)
@@ -161,4 +161,4 @@ def copied_key(message_key: str, email_id: UUID, changed: Mapping[str, Any]) -> 
 def _merged(headers: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     names = {name.lower() for name in more}
     kept = {name: value for name, value in headers.items() if name.lower() not in names}
-    return kept | {name: value for name, value in more.items() if value}
+    return kept | {name: value for name, value in more.items() if value != ""}

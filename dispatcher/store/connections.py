@@ -188,7 +188,7 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(f"PostgreSQL refuses access: {_first_line(error)}.", remedy=remedy) from error
     except _OF_ROWS as error:
         raise _refused(error) from error
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError, pg.IdleInTransactionSessionTimeout) as error:
         words = _first_line(error)
         if remedy := _login_remedy(words):
             raise StoreRefused(f"PostgreSQL is not available: {words}.", remedy=remedy) from error

@@ -258,7 +258,8 @@ select current_setting('email_dispatcher.session', true);
 -- name: configure_session
 -- Sets the settings of a new session. A commit waits for the disk, because the worker sends an email after the commit.
 -- No statement waits for ever. The server detects within 15 seconds that a client's host has vanished, and releases the
--- client's locks. If idle_seconds is not null, the server ends the session after so many seconds without a statement.
+-- client's locks. If a client is frozen in a transaction, which keeps the feed and VACUUM waiting, the server ends the
+-- session. If idle_seconds is not null, the server ends the session after so many seconds without a statement.
 -- Sequential scans are off, because every statement finds its rows by an index. Otherwise, PostgreSQL would plan a
 -- sequential scan while a partition is almost empty, and keep this plan while the partition fills. This would happen
 -- each Monday, until the next autoanalyze.
@@ -266,6 +267,7 @@ select
     set_config('synchronous_commit', 'on', false),
     set_config('statement_timeout', %(statement_seconds)s::text || 's', false),
     set_config('lock_timeout', %(lock_seconds)s::text || 's', false),
+    set_config('idle_in_transaction_session_timeout', '60s', false),
     set_config(
         'idle_session_timeout',
         coalesce(

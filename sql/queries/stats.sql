@@ -35,7 +35,8 @@ set
 
 -- part: stat_email
 -- What is read of an email. An email counts in the hour when it was sent, or became failed or held. A producer may insert
--- any value: an instant that is not of the last weeks counts as now.
+-- any value: an instant that is not of the last weeks counts as now. Until the backfill of delivery states has ended, each
+-- email may have events.
 e.email_id, left(e.tenant_id, 100) as tenant_id, left(e.lane, 100) as lane, left(coalesce(e.provider, '(none)'), 100) as provider,
 case
     when e.status = 'failed' and e.error_type = 'suppressed' then 'suppressed'
@@ -50,7 +51,7 @@ date_trunc(
     end,
     'UTC'
 ) as hour,
-e.delivery is not null as has_events
+e.delivery is not null or exists (select from dispatcher.delivery_backfill) as has_events
 from dispatcher.email_log as e
 cross join lateral (select case when e.status = 'sent' then e.sent_at else e.settled_at end as at) as ended
 

@@ -68,11 +68,15 @@ def test_filters_groups_and_pages(offline: CommandLine, dead: DeadEmails) -> Non
     page = offline("dlq", "list", "--text", "[BLOCKED]", "--limit", "2", "--json").json
     rest = offline("dlq", "list", "--text", "policy", "--limit", "2", "--after", page["next"], "--json").json
     table = offline("dlq", "list", "--provider", "ses", "--newer-than", "1h")
+    _, *lines = offline("dlq", "list", "--text", "policy", "--limit", "2", "--csv").stdout.splitlines()
+    no_rows = offline("dlq", "list", "--by", "error_type", "--csv")
 
     assert [(group["value"], group["emails"]) for group in groups] == [("refused", 3), ("timeout_before_send", 1)]
     assert [email["email_id"] for email in page["emails"]] == refused[:0:-1]
     assert ([email["email_id"] for email in rest["emails"]], rest["next"]) == (refused[:1], None)
     assert str(slow) in table.stdout
+    assert [line[1:37] for line in lines] == refused[::-1]
+    assert no_rows.code == 2
 
 
 def test_show_takes_an_id_or_a_key_and_reveals_only_with_a_reason(

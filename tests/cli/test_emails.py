@@ -34,12 +34,18 @@ def test_an_email_is_found_by_its_recipient_and_shown_with_its_timeline(storing:
     shown = storing("show", str(email_id), "--no-queue")
     of_dlq = storing("dlq", "show", str(email_id), "--no-queue")
     nobody = storing("find", "--to", "nobody@example.org")
+    event = "insert into email_event (email_id, event_key, provider, kind, happened_at)"
+    event += " values (%s, '', 'ses', 'opened', now())"
+    tables.connection.execute(event.encode(), [email_id])
+    tables.change(email_id, last_error="\x1b]0;x")
     _, csv_line = storing("find", "--to", "ann@example.org", "--csv").stdout.splitlines()
 
     assert (found.code, found.stderr) == (0, "1 email.\n")
     assert str(email_id) in found.stdout
     assert "a•••@example.org" in found.stdout
     assert csv_line.startswith(f'"{email_id}","default",')
+    assert '"kind: opened; at: 20' in csv_line
+    assert csv_line.isprintable()
     (email,) = document["emails"]
     assert (email["id"], email["recipients"]) == (str(email_id), ["a•••@example.org"])
     assert (document["next"], document["was_cut"], document["recipients_since"]) == (None, False, None)

@@ -139,6 +139,16 @@ async def test_emails_wait_for_older_transactions_and_a_backlog_for_no_round_of_
     assert await shown(scene) == {"a": {"sent": 3}}
 
 
+async def test_events_count_that_a_host_of_an_earlier_release_stores(scene: Scene) -> None:
+    counted, late = make(scene, "sent", "a"), make(scene, "sent", "a")
+    await count(scene, 1)
+    await scene.tell(event(counted), event(late))
+    scene.books.connection.execute("update email_log set delivery = null")
+    scene.books.connection.execute("insert into delivery_backfill (read_until) values (clock_timestamp())")
+    await count(scene, seen=1)
+    assert await shown(scene) == {"a": {"sent": 2, "delivered": 2}}
+
+
 async def test_an_hour_with_many_tags_and_tenants_keeps_the_largest_rows_and_the_sum(scene: Scene) -> None:
     first, *_ = [make(scene, "sent", "large", f"tag-{number}") for number in range(20)]
     _ = [make(scene, "sent", f"small-{number}") for number in range(10)]

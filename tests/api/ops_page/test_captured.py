@@ -22,6 +22,7 @@ from dispatcher.config import Settings
 from dispatcher.dev.conformance import a_text
 from dispatcher.dev.testing import KEY_VARIABLE, CapturedMail, NotCaptured, fault_of
 from dispatcher.domain.outcome import Accepted
+from dispatcher.ops.captured import parse_name, read_captured
 from dispatcher.providers.sms_capture import SmsCaptureProvider
 from tests.api.ops_page.browsing import Browser, signed_in, text_of, token_of
 from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, make_key, running, settings_of
@@ -96,6 +97,20 @@ async def test_html_is_served_for_a_sandboxed_frame_that_loads_nothing_and_texts
     assert "<script>x()" not in source
 
 
+def test_an_image_that_an_email_repeats_does_not_fill_the_memory(maildir: Path) -> None:
+    email = EmailMessage()
+    email.set_content('<img src="cid:logo">' * 100, subtype="html")
+    email.add_related(bytes(2 * 1024 * 1024), "image", "png", cid="<logo>")
+    name = parse_name(capture(maildir, email))
+    assert name is not None
+
+    shown = read_captured([maildir], name)
+
+    assert shown is not None
+    assert shown.framed is not None
+    assert 10 < shown.framed.count("data:image/png") < 30
+
+
 async def test_attachments_and_the_source_are_downloads_with_safe_names(operator: Browser, maildir: Path) -> None:
     name = capture(maildir, content := receipt().as_bytes())
     page = (await operator.get(f"/ops/captured/{name}")).body.decode()
@@ -142,6 +157,7 @@ DAMAGED = [
     b"Subject: " + b"x" * 100_000 + b"\n\n",
     b"Subject: =?utf-7?q?+2AA-?=\nContent-Type: text/plain; charset=utf-7\n\n+2AA-",
     b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(600)),
+    b"Content-Type: message/rfc822\n\n" * 400,
     b"To: " + b"(" * 30_000 + b"\nContent-Type: text/html\n\n<![<" + b"<a href='" * 200_000,
 ]
 
