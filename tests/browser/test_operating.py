@@ -175,6 +175,9 @@ def test_shortcuts_lead_to_lists_through_their_rows_and_to_the_search(tab: Tab, 
     expect(page.get_by_role("dialog", name="Shortcuts")).to_be_visible()
     assert tab.barriers() == []
     page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    assert page.evaluate("document.activeElement.id") == "find"
+    page.locator("h1").click()
     page.keyboard.type("gd")
     page.wait_for_url("**/dead-letters?status=failed")
 

@@ -252,12 +252,18 @@
   }
 
   document.addEventListener("keydown", (event) => {
+    if (event.key === "k" && (event.ctrlKey || event.metaKey) && document.getElementById("find")) {
+      event.preventDefault();
+      document.getElementById("find").focus();
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog[open]")) return;
     const key = previousKey === "g" ? `g ${event.key}` : event.key;
     const acts = {
       "/": () => document.getElementById("find")?.focus(),
       "g e": () => location.assign(`${root.dataset.path}emails`),
       "g d": () => location.assign(`${root.dataset.path}dead-letters?status=failed`),
+      "g a": () => location.assign(`${root.dataset.path}audit`),
       j: () => moveInList(1),
       k: () => moveInList(-1),
       "?": () => shortcuts?.showModal(),
@@ -276,6 +282,7 @@
   document.body.append(reasonList);
   for (const input of document.querySelectorAll("input[name=reason]")) input.setAttribute("list", reasonList.id);
   document.addEventListener("submit", (event) => {
+    if (event.target.action.endsWith("/sign-out")) sessionStorage.removeItem("ops-reasons");
     const text = event.target.elements.reason?.value.trim();
     if (text) sessionStorage.setItem("ops-reasons", JSON.stringify([...new Set([text, ...reasons])].slice(0, 8)));
   });
