@@ -1,10 +1,11 @@
-"""Measures the Overview of the operators' page: `python benchmarks/ops_page.py --emails 1000000`.
+"""Measures the operators' page: `python benchmarks/ops_page.py --emails 1000000`.
 
-Fills the tables with finished emails by SQL, adds a backlog, dead letters, held emails and a month of hourly counts,
-and starts a real `dispatcher api`. Then it measures:
+Fills the tables with finished emails by SQL, adds a backlog, dead letters, held emails, a month of hourly counts and
+the statistics of 400 tenants, and starts a real `dispatcher api`. Then it measures:
 
-- how long the server takes for the page if each request reads all figures again (requests are more than a second
+- how long the server takes for the Overview if each request reads all figures again (requests are more than a second
   apart), and if several viewers share an answer;
+- how long it takes for each other page;
 - the CPU time that open pages cost, each refreshing every five seconds: of the API and of PostgreSQL, as a share of
   all cores. Sending that uses all cores loses at most this share.
 """
@@ -68,8 +69,31 @@ _FILL: Final = (
         '{"normal": {"messages": 1000, "workers": 8}}', '{"accepted": 1000}', now(), '{}'
     from generate_series(0, 60) as n
     """,
+    """
+    insert into dispatcher.email_stat
+    select
+        is_day, begins_at, 'tenant-' || tenant, lane, provider, '(none)', 1000, 10, 0, 0, 900, 0, 0, 0, 20, 10, 5, 5, 0,
+        1
+    from generate_series(1, 400) as tenant,
+        unnest(array['normal', 'bulk']) as lane,
+        unnest(array['sendgrid', 'ses']) as provider,
+        (
+            select false as is_day, date_trunc('hour', now() - n * interval '1 hour', 'UTC') as begins_at
+            from generate_series(0, 7 * 24) as n
+            union all
+            select true, date_trunc('day', now() - n * interval '1 day', 'UTC')
+            from generate_series(0, 31) as n
+        ) as period
+    """,
+    "vacuum (analyze) dispatcher.email_stat",
     "vacuum (analyze) dispatcher.email_log",
     "vacuum (analyze) dispatcher.email_hourly",
+)
+PAGES: Final = (
+    *("/?range=day&split=tenant", "/?range=month&split=lane", "/stats?per=tenant", "/stats?per=day", "/tenants"),
+    *("/emails", "/emails?status=pending", "/emails?tenant=tenant-7", "/emails?status=failed&since=24h"),
+    *("/emails?q=nobody%40example.org", "/dead-letters?status=failed", "/dead-letters?by=tenant", "/held", "/events"),
+    *("/suppressions", "/replays", "/replays/new?error_type=rejected_recipient", "/lanes", "/pauses", "/webhooks"),
 )
 
 
@@ -90,6 +114,7 @@ def main() -> None:
             cookie = _sign_in(port, key)
             alone = [_seconds(port, cookie, after=1.2) for _ in range(options.requests)]
             shared = [_seconds(port, cookie, after=0.0) for _ in range(options.requests)]
+            pages = {path: [_seconds(port, cookie, path, after=0.1) for _ in range(options.requests)] for path in PAGES}
             roots = {**server_pids(servers), "api": api_pid}
             idle = asyncio.run(_cpu_with_viewers(port, cookie, 0, options.seconds, roots))
             busy = asyncio.run(_cpu_with_viewers(port, cookie, options.viewers, options.seconds, roots))
@@ -98,6 +123,7 @@ def main() -> None:
         "read_p50_ms": 1000 * statistics.median(alone),
         "read_longest_ms": 1000 * max(alone),
         "shared_p50_ms": 1000 * statistics.median(shared),
+        "pages_p50_ms": {path: round(1000 * statistics.median(each), 1) for path, each in pages.items()},
         "viewers": options.viewers,
         "viewers_share_of_cores_percent": {
             name: round(100 * (busy[name] - idle[name]) / options.seconds / int(str(machine()["cores"])), 2)
@@ -115,7 +141,8 @@ def _fill(database_url: str) -> str:
         for statement in _FILL:
             connection.execute(statement.encode())
         connection.execute(
-            "insert into dispatcher.api_key (key_id, secret_hash, name, scopes) values (%s, %s, 'benchmark', '{read}')",
+            "insert into dispatcher.api_key (key_id, secret_hash, name, scopes) "
+            "values (%s, %s, 'benchmark', '{read,operate}')",
             [secret.key_id, secret.hashed()],
         )
     return secret.text()
@@ -160,16 +187,16 @@ def _sign_in(port: int, key: str) -> str:
     return (answer.getheader("set-cookie") or cookie).partition(";")[0]
 
 
-def _seconds(port: int, cookie: str, *, after: float) -> float:
+def _seconds(port: int, cookie: str, path: str = "/", *, after: float) -> float:
     time.sleep(after)
     connection = HTTPConnection("127.0.0.1", port)
     began_at = time.perf_counter()
-    connection.request("GET", "/ops/", headers={"Cookie": cookie})
+    connection.request("GET", f"/ops{path}", headers={"Cookie": cookie})
     answer = connection.getresponse()
     body = answer.read()
     seconds = time.perf_counter() - began_at
-    if answer.status != 200 or b"1,000" not in body:
-        sys.exit(f"The page answers with status {answer.status}.")
+    if answer.status != 200 or (path == "/" and b"1,000" not in body):
+        sys.exit(f"The page {path} answers with status {answer.status}.")
     return seconds
 
 
