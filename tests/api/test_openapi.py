@@ -122,6 +122,7 @@ async def test_the_documentation_shows_each_operation_with_a_call_that_the_clien
     answer, document = await api.get("/docs"), (await api.get("/openapi.json")).json
     page = answer.body.decode()
 
+    assert "/test&#34; -X POST" in page  # without a body, curl would send GET
     calls = re.findall(r"client\.(\w+)\(", page)
     operations = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
     shown = [each for each in operations if not each.endswith(BY_POST)]
