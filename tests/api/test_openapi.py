@@ -129,5 +129,8 @@ async def test_the_documentation_shows_each_operation_with_a_call_that_the_clien
     assert [each for each in calls if not hasattr(Client, each)] == []
     assert [each for each in shown if f'<section id="{each}">' not in page] == []
     assert len(calls) >= len(shown)
+    found = [one for methods in document["paths"].values() for one in methods.values()]
+    given = [each for one in found for each in one.get("parameters", ())]
+    assert [each["name"] for each in given if not each.get("description")] == []
     again = await api.get("/docs", headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status, again.body) == (304, b"")
