@@ -134,7 +134,7 @@ class Field:
 
 def label(name: str) -> str:
     """A field or a column in words: `Tenant` for `tenant_id`, `Per second` for `per_second`."""
-    return name.removesuffix("_id").replace("_", " ").replace("-", " ").capitalize()
+    return name.removesuffix("_id").replace("_", " ").replace("-", " ").capitalize().replace("Url", "URL")
 
 
 def example(action: type[Action[Any]], line: str = "") -> dict[str, Any]:

@@ -74,8 +74,8 @@ class FoundPage(Page[ListedEmail]):
 class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=Scope.READ, reach=Reach.ANY_TENANT):
     """Find emails, whatever their status, newest first. An email must match all filters. Its recipients are masked.
 
-    `recipient` (--to) and `domain` compare keyed hashes of the recipients. These hashes are kept as long as the email's
-    row. There is one exception: if the email has `erase_after_sending`, the hashes are erased together with the
+    `recipient` (--to) and `domain` compare keyed hashes of the recipients. The hashes of recipients are kept as long as
+    the email's row. There is one exception: if the email has `erase_after_sending`, they are erased together with the
     content. The sender, the tags and the metadata of every email are deleted together with its content: by default,
     after 30 days.
 

@@ -111,7 +111,7 @@ class SetLane(Change[LanePolicy], name="lanes set", http="PUT /v1/lanes/{lane}",
     max_attempts: int | None = field(whole(1, 1000), "The most attempts for an email.", default=None)
     redeliver_seconds: float | None = field(
         REDELIVERY,
-        "For how long a deferred email is tried again, such as 4h; `off` means not at all.",
+        "For how long a deferred email is tried again, such as 4h, or off: not at all.",
         default=None,
         option="--redeliver-for",
     )

@@ -69,7 +69,7 @@ class Resend(Change[Resent], name="resend", http="POST /v1/emails/{email_id}/res
     email_id: UUID = field(EMAIL_ID, "The email.")
     to: tuple[str, ...] | None = field(
         RECIPIENTS,
-        "Send the copy only to these addresses, instead of to all recipients of the email. One per line.",
+        "Send the copy only to these addresses, instead of to all recipients of the email.",
         default=None,
     )
     sender: str | None = field(ADDRESS, "The new sender.", default=None, option="--from")
@@ -98,7 +98,8 @@ class Resend(Change[Resent], name="resend", http="POST /v1/emails/{email_id}/res
     statuses = FINISHED
     asks = ("to", "sender", "subject", "headers", "message_key", "may_repeat")
     on_one = (
-        "Enqueues a copy of the email, with another recipient, sender, subject or header. The email stays as it is."
+        "Enqueues a copy of the email, with another recipient, sender, subject or header. What you leave empty is "
+        "copied. The email stays as it is: if it failed, it is listed under Failures until you discard it."
     )
     done = "A copy of the email is enqueued; this page shows it as “resent as”."
     tells_row = True

@@ -34,10 +34,12 @@ class ListStats(
     lane: str | None = field(FILTER_TEXT, "Only emails of this lane.", default=None)
     provider: str | None = field(FILTER_TEXT, "Only emails of this provider.", default=None)
     tag: str | None = field(FILTER_TEXT, "Only emails whose first tag this is.", default=None)
-    since: datetime | None = field(SINCE, "Only since this time; by default, since 7 days ago.", default=None)
+    since: datetime | None = field(
+        SINCE, "Only since the hour (older than 34 days: the day) of this time; by default, 7 days ago.", default=None
+    )
     until: datetime | None = field(SINCE, "Only before this time; by default, until now.", default=None)
 
-    nothing = "No email was counted in this time."
+    nothing = "No email was counted in this time. Counts are about two minutes old."
     examples = ("stats --per tenant --since 24h", "stats --per day --tenant acme --json")
 
     async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ class ListTenants(Listing[Tenant], name="tenants list", http="GET /v1/tenants", 
     The shares are those of `stats`.
     """
 
-    nothing = "No tenant sent an email in the last 7 days, and nothing is set."
+    nothing = "No tenant sent an email in the last 7 days, and nothing is set. Counts are about two minutes old."
     missing: ClassVar = {"per_second": "no ceiling"}
     examples = ("tenants list", "tenants list --json | jq -r '.tenants[].tenant_id'")
 

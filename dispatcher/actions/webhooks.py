@@ -147,7 +147,7 @@ class AddWebhook(
 
     url: str = field(URL, "Where to post: an https URL without a user name.")
     tenant_id: str | None = field(
-        TENANT, "The tenant whose events the webhook gets. Required without --all-tenants.", default=None
+        TENANT, "The tenant whose events the webhook gets. Required unless it gets those of all tenants.", default=None
     )
     all_tenants: bool = field(
         ALL_TENANTS,

@@ -108,7 +108,8 @@ def _operation(method: str, path: str, operation: Mapping[str, Any], paths: Mapp
 
 
 def _curl(method: str, path: str, parameters: list[Mapping[str, Any]], example: Any) -> str:
-    lines = [f'curl "$DISPATCHER_API_URL{path}"' + (f" -X {method}" if method not in ("GET", "POST") else "")]
+    implied = "GET" if example is None else "POST"
+    lines = [f'curl "$DISPATCHER_API_URL{path}"' + (f" -X {method}" if method != implied else "")]
     lines.append('-H "Authorization: Bearer $DISPATCHER_API_KEY"')
     if example is not None:
         headers = [(each["name"], each["example"]) for each in parameters if "example" in each]

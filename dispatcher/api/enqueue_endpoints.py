@@ -146,6 +146,7 @@ CREATE_SMS: Final = replace(
     "known to assign, and a character that increases the number of segments.",
     request_schema="Sms",
     example=SMS_EXAMPLE,
+    parameters=({**_KEY, "example": "code-17"}, _TRACEPARENT),
 )
 CREATE_MANY: Final = Operation(
     name="create_emails",

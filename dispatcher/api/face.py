@@ -201,8 +201,8 @@ def operation(action: type[Action[Any]]) -> Operation:
     parameters = [path_parameter(name, *_split(fields[name])) for name in in_path]
     if method == "GET":
         parameters += [
-            {"name": name, "in": "query", "required": action.fields[name].is_required, "schema": fields[name]}
-            for name in fields
+            {**path_parameter(name, *_split(schema)), "in": "query", "required": action.fields[name].is_required}
+            for name, schema in fields.items()
             if name not in in_path
         ]
     return Operation(

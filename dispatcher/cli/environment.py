@@ -16,8 +16,8 @@ from dispatcher.errors import ConfigurationError
 RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
 API_NEEDS: Final = ("database_url", "amqp_url")
 DEV_PREFIX: Final = f"{PREFIX}DEV_"
-_TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
-"""Variables that are not settings: the development servers' cache, and the option `--env-file`."""
+_TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE, f"{PREFIX}API_URL", f"{PREFIX}API_KEY")
+"""Variables that are not settings: of the development servers' cache, the option `--env-file`, examples for the API."""
 
 
 def load_settings(*needs: str, reads_own: bool = False) -> Settings:

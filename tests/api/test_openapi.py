@@ -122,11 +122,15 @@ async def test_the_documentation_shows_each_operation_with_a_call_that_the_clien
     answer, document = await api.get("/docs"), (await api.get("/openapi.json")).json
     page = answer.body.decode()
 
+    assert "/test&#34; -X POST" in page  # without a body, curl would send GET
     calls = re.findall(r"client\.(\w+)\(", page)
     operations = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
     shown = [each for each in operations if not each.endswith(BY_POST)]
     assert [each for each in calls if not hasattr(Client, each)] == []
     assert [each for each in shown if f'<section id="{each}">' not in page] == []
     assert len(calls) >= len(shown)
+    found = [one for methods in document["paths"].values() for one in methods.values()]
+    given = [each for one in found for each in one.get("parameters", ())]
+    assert [each["name"] for each in given if not each.get("description")] == []
     again = await api.get("/docs", headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status, again.body) == (304, b"")

@@ -154,7 +154,7 @@ def test_no_password_of_a_url_is_shown(password: str) -> None:
 
 def test_an_unknown_variable_is_found_with_a_similar_setting() -> None:
     similar = {"WORKER": "WORKERS", "AMPQ_URL": "AMQP_URL", "PROVIDER": "PROVIDERS", "WORKERS_FILE": "WORKERS"}
-    known = ("WORKERS", "SMTP_URL_FILE", "CACHE_DIR", "DEV_DIR")
+    known = ("WORKERS", "SMTP_URL_FILE", "CACHE_DIR", "DEV_DIR", "API_URL", "API_KEY")
     variables = [f"DISPATCHER_{name}" for name in (*similar, *known, "QQQQQQQ")]
 
     found = unknown_variables(dict.fromkeys([*variables, "PATH"], "1"))

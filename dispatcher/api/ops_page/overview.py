@@ -104,7 +104,7 @@ def _sent(overview: Overview, of: str, counts: Mapping[str, Sequence[int]] | Non
 def _trends(overview: Overview) -> Iterator[Chart]:
     """How long emails waited, and the depth of the DLQ; if monitors have measured them."""
     begins, shape = [each.begins_at for each in overview.trend], RANGES["day"][1]
-    waits = {"half of the emails": "p50_seconds", "99 %": "p99_seconds", "longest due": "longest_due_seconds"}
+    waits = {"median": "p50_seconds", "99 %": "p99_seconds", "longest due": "longest_due_seconds"}
     for name, title, columns in (
         ("latency-chart", "Seconds to a provider, last 24 hours", waits),
         ("dlq-chart", "Messages on the dead letter queue, last 24 hours", {"messages": "dlq_messages"}),

@@ -79,12 +79,14 @@ async def test_filters_and_pages_are_in_the_url(operator: Browser, books: Books)
     by_held = await operator.get("/ops/emails?status=held&provider=ses&error_type=outcome_unknown&tenant_id=default")
     none = await operator.get("/ops/emails?lane=bulk")
     nobody = await operator.get("/ops/emails?q=eve@example.org")
+    order = await operator.get("/ops/emails?q=order%3D4711")
 
     assert [len(links_of(page, "emails/0")) for page in (first, second)] == [50, 10]
     assert "status=pending" in older
     assert f"/ops/emails/{old}" in links_of(by_held)
     assert "No email matches the filters" in text_of(none)
     assert "No email has eve@example.org as a recipient" in text_of(nobody)
+    assert len(links_of(order, "metadata=order%3D4711")) == 1
 
 
 async def test_every_email_is_shown_and_answered_beside_damaged_rows(operator: Browser, books: Books) -> None:

@@ -20,7 +20,7 @@
     return keptZone() === name;
   }
 
-  if (![browserZone, "UTC"].includes(keptZone()) && keepZone(browserZone) && document.querySelector("main time")) location.reload();
+  if (![browserZone, "UTC"].includes(keptZone()) && keepZone(browserZone) && document.querySelector("main :is(time, figure)")) location.reload();
 
   if (zoneSwitch && browserZone !== "UTC") {
     const other = keptZone() === "UTC" ? browserZone : "UTC";
@@ -126,7 +126,8 @@
       height: height - 34, // the legend's height
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), zone),
       cursor: { y: false, drag: { x: false, y: false } },
-      scales: { y: { range: (_plot, _low, high) => [0, uPlot.rangeNum(0, high || 1, 0.1, true)[1]] } },
+      // uPlot would show years around a single time.
+      scales: { x: { range: (plot, low, high) => (plot.data[0].length === 1 ? [low - 3600, low + 60] : [low, high]) }, y: { range: (_plot, _low, high) => [0, uPlot.rangeNum(0, high || 1, 0.1, true)[1]] } },
       axes: [{ ...axis, space: 60, values: times }, { ...axis, size: 48, space: 32, values: (_plot, values) => values.map((value) => compact.format(value)) }],
       series: [
         { label: "time", value: (_plot, seconds) => (seconds == null ? "" : localTime(new Date(seconds * 1000)).slice(0, 16)) },
@@ -136,7 +137,7 @@
           fill: chart.bars ? colour(`--chart-${series.colour ?? index + 1}`) : undefined,
           paths: chart.bars ? uPlot.paths.bars({ size: [0.8, 40] }) : undefined,
           width: chart.bars ? 0 : 2,
-          points: { show: false },
+          points: { show: (plot) => plot.data[0].length === 1 },
           value: exact,
         })),
       ],
