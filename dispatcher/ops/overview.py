@@ -150,7 +150,6 @@ class Trends(NamedTuple):
     latency: Latency | None
     paces: Sequence[Pace]
     hours: Sequence[Attempts]
-    day: DayFigures
 
 
 class OverviewReader:
@@ -188,16 +187,16 @@ class OverviewReader:
         self._tenants.move_to_end(tenant_id)
         return await self._tenants[tenant_id].get()
 
-    async def _read_days(self) -> tuple[list[Attempts], list[Trend]]:
+    async def _read_days(self) -> tuple[list[Attempts], list[Trend], DayFigures]:
         async with self._open_session() as session, figures.one_snapshot(session):
-            return await figures.sum_attempts(session, "day", (DAYS - 1) * _DAY_SECONDS), await list_trend(session)
+            attempts = await figures.sum_attempts(session, "day", (DAYS - 1) * _DAY_SECONDS)
+            return attempts, await list_trend(session), DayFigures.of(await _stats(session, Per.HOUR))
 
     async def _read_trends(self) -> Trends:
         async with self._open_session() as session, figures.one_snapshot(session):
             oldest = await figures.find_oldest_pending(session, limit=COUNTED)
             latency, paces = await figures.measure_latency(session), await figures.measure_paces(session)
-            hours = await figures.sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
-            return Trends(*oldest, latency, paces, hours, DayFigures.of(await _stats(session, Per.HOUR)))
+            return Trends(*oldest, latency, paces, await figures.sum_attempts(session, "hour", 23 * _HOUR_SECONDS))
 
     async def _read_split(self, per: Per, split: Per, tenant_id: str | None) -> list[SplitCount]:
         async with self._open_session() as session:
@@ -234,7 +233,7 @@ class OverviewReader:
         return Overview(now, counts, day=day, hours=_points_of(hours, Per.HOUR), days=_points_of(days, Per.DAY))
 
     async def _read_all(self) -> Overview:
-        days, trend = (await self._days.get()).value
+        days, trend, day = (await self._days.get()).value
         trends = await self._trends.fresh()  # if this fails, `SharedReading` returns the last Overview
         settings, now = self._settings, datetime.now(UTC)
         async with self._open_session() as session, figures.one_snapshot(session):
@@ -254,7 +253,7 @@ class OverviewReader:
             trends.oldest_pending_seconds,
             trends.longest_due_seconds,
             trends.latency,
-            trends.day,
+            day,
             {("host", each.host) if each.host else ("provider", each.provider or ""): each for each in trends.paces},
             trend,
             points_of_minutes(samples, now),
