@@ -147,7 +147,7 @@ def test_a_refresh_keeps_focus_scroll_selection_and_typed_text(tab: Tab, ids: Id
         ".paused-band",
         "#dead-letters.bad",
         "#held.bad",
-    ):  # what this page's first reading may be too old for
+    ):  # the first reading may be too old
         expect(page.locator(shown)).to_be_visible()
     page.locator("figure.chart summary").first.click()
     page.get_by_role("searchbox", name="Find an email").fill("order-10")
