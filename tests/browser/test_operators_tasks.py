@@ -243,6 +243,7 @@ def ids(stage: Stage) -> Ids:
     return fill(stage)
 
 
+@pytest.mark.slow  # minutes in a browser; each act and page has a test of its own
 @pytest.mark.parametrize("task", TASKS, ids=lambda each: each.__name__)
 def test_a_task_takes_few_clicks(stage: Stage, tab: Tab, ids: Ids, task: Callable[[Operator], None]) -> None:
     page = tab.go("/")
