@@ -64,9 +64,9 @@ def body_fault(text: str) -> str | None:
 MAX_KEY_CHARACTERS: Final = 255
 """The longest message key or correlation id. In UTF-8, it always fits an index entry of PostgreSQL (2,704 octets)."""
 MAX_TENANT_CHARACTERS: Final = 100
+"""The longest tenant id. Every log line and index entry contains the id, so the id must be short."""
 MAX_METADATA_CHARACTERS: Final = 256
 METADATA_KEY_PATTERN: Final = "[A-Za-z0-9_.-]{1,64}"
-"""The longest tenant id. Every log line and index entry contains the id, so the id must be short."""
 DEFAULT_TENANT: Final = "default"
 TENANT_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._:-]*"
 

@@ -1,6 +1,6 @@
 """The page Captured, for development: messages that a capture provider wrote to a folder instead of delivering them.
 
-What it does is not recorded in the audit log: nobody was to get these messages.
+The audit log does not record what operators do here, because no recipient gets these messages.
 """
 
 from __future__ import annotations
