@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import axe_playwright_python
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
-AXE: Final = Path(__file__).with_name("axe") / "axe.min.js"
+AXE: Final = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 NARROW: Final = 320
 WIDE: Final = 1280
 TIMEOUT_MS: Final = 60_000
