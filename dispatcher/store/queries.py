@@ -78,9 +78,9 @@ def _sections() -> Mapping[str, str]:
     parts = {name: _without_comments(text).decode() for name, text in found["part"].items()}
 
     def with_parts(text: str) -> str:
-        return _PART.sub(lambda place: parts.get(place[1], place[0]), text)
+        return _PART.sub(lambda place: with_parts(parts[place[1]]) if place[1] in parts else place[0], text)
 
-    return {name: with_parts(with_parts(text)) for name, text in found["name"].items()}
+    return {name: with_parts(text) for name, text in found["name"].items()}
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:

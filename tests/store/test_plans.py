@@ -18,6 +18,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.actions.dlq import select
 from dispatcher.domain.email_id import new_email_ids, time_of
 from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
@@ -25,6 +26,7 @@ from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.events import EventRow, settle_proven, store_events
+from dispatcher.store.failures import group_dead
 from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import DomainWait, Lease, LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
@@ -246,6 +248,20 @@ async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_
 
     for _ in range(RUNS):
         await look()
+
+    await assert_reads_few_rows(database_url, look(), session.close)
+
+
+async def test_the_newest_dead_emails_are_found_without_the_sent_ones_that_are_newer(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        email_ids = enqueue(Books(connection), 2 * EMAILS)
+        statuses = "update email_log set status = case when email_id < %s then 'failed' else 'sent' end"
+        connection.execute(statuses, [sorted(email_ids)[EMAILS // 2]])
+        connection.execute("vacuum full analyze email_log")
+    session = await connect_async(database_url, name="planned")
+
+    async def look() -> int:
+        return sum(each.emails for each in await group_dead(session, select(), "tenant", limit=BATCH, groups=1))
 
     await assert_reads_few_rows(database_url, look(), session.close)
 
