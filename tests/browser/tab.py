@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, Final, Literal
 
-import axe_playwright_python
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
-AXE: Final = Path(axe_playwright_python.__file__).with_name("axe.min.js")
+AXE: Final = files("axe_playwright_python") / "axe.min.js"
 NARROW: Final = 320
 WIDE: Final = 1280
 TIMEOUT_MS: Final = 60_000
