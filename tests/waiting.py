@@ -24,10 +24,10 @@ def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) ->
     return value
 
 
-async def until_answer(ask: Callable[[], Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
-    """Await `ask()` repeatedly until its result is true, and return the result. Fails after the deadline."""
-    async with asyncio.timeout(seconds):
-        while not (value := await ask()):  # noqa: ASYNC110 - the checked condition has no event to wait for
+async def until_answer(ask: Callable[[], Awaitable[T]], suits: Callable[[T], object] = bool) -> T:
+    """Await `ask()` repeatedly until the result suits, and return the result. Fails after the deadline."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not suits(value := await ask()):  # noqa: ASYNC110 - the checked condition has no event to wait for
             await asyncio.sleep(_LOOK_SECONDS)
     return value
 

@@ -38,10 +38,7 @@ def token(connection: psycopg.Connection) -> str:
 
 
 async def until_refused(api: Api, token: str | None = None) -> None:
-    async def is_refused() -> bool:
-        return (await api.get("/v1/emails", token=token)).status == 401
-
-    await until_answer(is_refused)
+    await until_answer(lambda: api.get("/v1/emails", token=token), lambda answer: answer.status == 401)
 
 
 async def test_open_access_is_logged_at_the_start(settings: Settings, connection: psycopg.Connection) -> None:

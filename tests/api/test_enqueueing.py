@@ -171,11 +171,7 @@ async def test_an_enqueued_email_is_published_at_once_and_its_due_mark_cleared_a
 ) -> None:
     async with running(settings_of(database_url, servers.amqp_url, topology)) as api:
         await asyncio.gather(*(api.post(f"k-{number}") for number in range(10)))
-
-        async def is_published() -> bool:
-            return (await depths(servers.amqp_url, topology))[topology.queue] == 10
-
-        await until_answer(is_published)
+        await until_answer(lambda: depths(servers.amqp_url, topology), lambda found: found[topology.queue] == 10)
         await until(lambda: not due(connection))
         await api.post("last")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -59,7 +58,7 @@ async def test_a_replay_sends_the_tenants_failed_emails_again_and_reports_its_pr
     (outcome,) = forecast.json["outcomes"]
     assert outcome == {"outcome": "replayed", "emails": 2, "sample": [email_id for (email_id,) in ids]}
     assert made.status == 202
-    await until_answer(lambda: has(api, made.headers["location"], {"replayed": 2}, token))
+    await until_replayed(api, made.headers["location"], 2, token)
     assert column(connection, "status") == {"a": "pending", "b": "pending", "c": "failed"}
 
 
@@ -98,12 +97,12 @@ async def test_slow_replays_of_one_tenant_do_not_delay_another_tenant(api: Api, 
         begun = await api.call("POST", "/v1/replays", body={"email_ids": ids["slow"][first : first + 2], **slow})
         paths.append(f"{begun.headers['location']}?tenant_id=slow")
     for path in paths[:2]:
-        await until_answer(partial(has, api, path, {"replayed": 1}))
+        await until_replayed(api, path, 1)
 
     made = await api.call("POST", "/v1/replays", body={"tenant_id": "other", **REASON})
 
-    await until_answer(lambda: has(api, f"{made.headers['location']}?tenant_id=other", {"replayed": 1}))
-    assert await has(api, paths[2], {})
+    await until_replayed(api, f"{made.headers['location']}?tenant_id=other", 1)
+    assert (await api.get(paths[2])).json["outcomes"] == {}
 
 
 async def test_another_process_resumes_an_interrupted_replay(
@@ -115,14 +114,15 @@ async def test_another_process_resumes_an_interrupted_replay(
         set_status(connection, "failed")
         made = await first.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON})
         path = made.headers["location"]
-        await until_answer(lambda: has(first, path, {"replayed": 1}))
+        await until_replayed(first, path, 1)
 
     async with running(settings) as second:
-        interrupted = await until_answer(lambda: interrupted_replay(second, path))
+        # PostgreSQL notices late that the process of the replay exited.
+        interrupted = (await until_answer(lambda: second.get(path), lambda found: not found.json["is_active"])).json
         connection.execute("update email_replay set per_second = null")
         resumed = await second.call("POST", f"{path}/resume", body=REASON)
         again = await second.call("POST", f"{path}/resume", body=REASON)
-        await until_answer(lambda: has(second, path, {"replayed": 3}))
+        await until_replayed(second, path, 3)
         done = await second.call("POST", f"{path}/resume", body=REASON)
         unknown = await second.call("POST", "/v1/replays/4711/resume", body=REASON)
 
@@ -131,15 +131,8 @@ async def test_another_process_resumes_an_interrupted_replay(
     assert set(column(connection, "status").values()) == {"pending"}
 
 
-async def interrupted_replay(api: Api, path: str) -> Any:
-    """The replay, once the API reports it as interrupted; None before. PostgreSQL notices late that the process of the
-    replay exited."""
-    replay = (await api.get(path)).json
-    return None if replay["is_active"] else replay
-
-
-async def has(api: Api, path: str, outcomes: dict[str, int], token: str | None = None) -> bool:
-    return bool((await api.get(path, token=token)).json["outcomes"] == outcomes)
+async def until_replayed(api: Api, path: str, emails: int, token: str | None = None) -> None:
+    await until_answer(lambda: api.get(path, token=token), lambda found: found.json["outcomes"] == {"replayed": emails})
 
 
 async def test_the_reason_of_a_replay_is_shown_to_whose_key_gave_it_and_to_keys_for_all_tenants(

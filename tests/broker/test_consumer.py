@@ -300,12 +300,10 @@ async def test_cancel_during_a_flood_loses_no_message(stage: Stage) -> None:
     seen = bodies(worker.deliveries)
     worker.ack(worker.deliveries)
 
-    async def others_are_back() -> bool:
-        return (await depths(stage.amqp_url, stage.topology))[stage.queue] == 300 - len(seen)
-
     # A quorum queue gets at most 32 commands immediately; RabbitMQ defers the rest. So RabbitMQ handles the acks only
     # after it has requeued the other messages.
-    await until_answer(others_are_back)
+    left = 300 - len(seen)
+    await until_answer(lambda: depths(stage.amqp_url, stage.topology), lambda found: found[stage.queue] == left)
     await stage.has_after(worker, *(set(names) - set(seen)))
     assert bodies(worker.deliveries) == seen
 

@@ -245,10 +245,7 @@ def test_a_quorum_queue_reports_its_offline_members_and_whether_it_has_a_majorit
 
 
 async def test_a_queue_with_all_members_online_is_not_reported(management: Management, topology: Topology) -> None:
-    async def has_members() -> bool:
-        return bool((await management.queue(topology.queue) or {}).get("members"))
-
-    await until_answer(has_members)
+    await until_answer(lambda: management.queue(topology.queue), lambda found: (found or {}).get("members"))
 
     assert await find_offline_members(management, topology) == []
     assert offline_members_in({"name": "classic"}) is None

@@ -79,19 +79,11 @@ class Host:
         return [notice.alert for notice in self.channel.accepted]
 
     async def until_announced(self) -> Alert:
-        async def is_announced() -> bool:
-            await self.run_once()
-            return bool(self.channel.accepted)
-
-        await until_answer(is_announced)
+        await until_answer(self.run_once, lambda _: self.channel.accepted)
         return self.channel.accepted[0].alert
 
     async def until_reconnected(self) -> None:
-        async def is_reconnected() -> bool:
-            await self.run_once()
-            return not self.state.is_alone
-
-        await until_answer(is_reconnected)
+        await until_answer(self.run_once, lambda _: not self.state.is_alone)
 
 
 @asynccontextmanager

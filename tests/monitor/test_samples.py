@@ -202,10 +202,6 @@ async def test_without_the_management_api_amqp_counts_and_that_is_logged_once(
         names = {"EXCHANGE": topology.exchange, "QUEUE": topology.queue, "DLQ": topology.dlq}
         probe = depth_of_dlq(settings_of(AMQP_URL=servers.amqp_url, **names))
         await rabbit.publish(topology.dlq, b"dead")
-
-        async def counted() -> bool:
-            return await probe() == 1
-
-        await until_answer(counted)
+        await until_answer(probe, lambda depth: depth == 1)
 
     assert [log["event"] for log in logs] == ["dlq.depth_inexact"]

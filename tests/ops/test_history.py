@@ -139,11 +139,9 @@ async def test_a_leased_email_waits_for_its_worker(desk: Desk, worker: psycopg.C
     leased = await wait_of(desk.session, email_id)
     worker.close()
 
-    async def is_gone() -> bool:
-        return (await wait_of(desk.session, email_id)).reason is WaitReason.WORKER_LOST
-
     assert leased.reason is WaitReason.LEASED
-    await until_answer(is_gone)  # PostgreSQL notices a closed session a moment later
+    # PostgreSQL notices a closed session a moment later.
+    await until_answer(lambda: wait_of(desk.session, email_id), lambda wait: wait.reason is WaitReason.WORKER_LOST)
 
 
 async def test_a_second_pause_changes_the_first_and_deletes_pauses_that_have_ended(desk: Desk) -> None:
@@ -161,11 +159,7 @@ async def test_a_second_pause_changes_the_first_and_deletes_pauses_that_have_end
 
 async def test_a_pause_that_has_ended_by_itself_is_no_longer_in_force(desk: Desk) -> None:
     pause(desk.books.connection, "tenant", "acme", seconds=0.05)
-
-    async def has_ended() -> bool:
-        return await list_pauses(desk.session) == []
-
-    await until_answer(has_ended)
+    await until_answer(lambda: list_pauses(desk.session), lambda pauses: pauses == [])
     with pytest.raises(Refused, match="The tenant acme is not paused"):
         await act(desk.session, ResumeTenant(tenant_id="acme"))
     assert desk.books.count("operator_audit") == 0

@@ -35,10 +35,6 @@ from tests.waiting import until_answer
 ACT = Act.of("ann@ops-1", "tidying up")
 
 
-async def has(dlq: DeadLetterQueue, depth: int) -> bool:
-    return await dlq.depth() == depth
-
-
 async def bodies(dlq: DeadLetterQueue) -> list[bytes]:
     async with dlq.scan() as look:
         return [found.body async for batch in look.batches() for found in batch]
@@ -56,7 +52,7 @@ async def test_reads_leave_every_message_in_its_place(
         for number in range(700):
             channel.raw.basic_publish("", topology.dlq, str(number).encode())
         dlq = DeadLetterQueue(connection, topology.dlq)
-        await until_answer(lambda: has(dlq, 700))
+        await until_answer(dlq.depth, lambda found: found == 700)
 
         looks = [await bodies(dlq) for _ in range(3)]
         depth = await dlq.depth()
@@ -105,7 +101,7 @@ async def test_a_monitor_sweeps_the_dlq_only_if_there_are_new_surplus_messages(q
     failed, held, replayed = (*queue.create(1), *queue.create(2, status="held"))
     await queue.publish_dead_letters([failed, held, replayed])
     await queue.publish(b"poison")
-    await until_answer(lambda: has(queue.dlq, 4))
+    await until_answer(queue.dlq.depth, lambda found: found == 4)
     with capture_logs() as logged:  # of a monitor that may not read the DLQ
         await DlqSweep(replace(settings, dlq=f"{queue.dlq.queue}.x"), queue.dlq.depth).run_once()
     assert [each["event"] for each in logged] == ["dlq.not_swept"]
@@ -115,7 +111,7 @@ async def test_a_monitor_sweeps_the_dlq_only_if_there_are_new_surplus_messages(q
         """Lets the service do its work; returns whether it has read the DLQ."""
         before = await deliveries(queue.dlq)
         await service.run_once()
-        await until_answer(lambda: has(queue.dlq, depth))
+        await until_answer(queue.dlq.depth, lambda found: found == depth)
         return await deliveries(queue.dlq) > before + 1
 
     assert await reads(4)  # it has not seen the poison message before

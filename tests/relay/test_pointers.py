@@ -113,11 +113,7 @@ class Publishing:
             pass
 
     async def until(self, pointers: PointerPublisher, condition: Callable[[], bool]) -> None:
-        async def is_true() -> bool:
-            await self.once(pointers)
-            return condition()
-
-        await until_answer(is_true)
+        await until_answer(lambda: self.once(pointers), lambda _: condition())
 
     def still_due(self) -> set[UUID]:
         rows = self.books.select("select email_id from email_log where publish_due_at is not null")

@@ -49,11 +49,7 @@ async def test_a_pause_that_ends_by_itself_is_found(pool: Pool, books: Books) ->
     pause(books.connection, "tenant", "acme", seconds=1)
     latest = LatestControls(pool)
     assert (await latest.read()).pause_of_tenant("acme") is not None
-
-    async def has_ended() -> bool:
-        return (await latest.read()).pauses == ()
-
-    await until_answer(has_ended)
+    await until_answer(latest.read, lambda found: found.pauses == ())
 
 
 async def test_due_emails_are_counted_for_each_lane_and_tenant(pool: Pool, books: Books) -> None:

@@ -204,10 +204,7 @@ class Bench:
         return (await depths(self._servers.amqp_url, self.topology))[self.topology.send_queues[lane]]
 
     async def all_are_delivered(self) -> None:
-        async def none_waits() -> bool:
-            return await self.waiting_messages() == 0
-
-        await until_answer(none_waits)
+        await until_answer(self.waiting_messages, lambda waiting: waiting == 0)
 
     async def settled(self, statuses: dict[str, int]) -> None:
         """Waits until the tables contain exactly these numbers of emails by status."""
@@ -237,12 +234,10 @@ class Bench:
         """Publishes a last message to an unknown email, and waits until the worker has rejected it."""
         last = uuid4()
         await self.deliver_pointer(last, new_key())
-
-        async def it_is_there() -> bool:
-            dead = await self.rabbit.take(self.topology.dlq)
-            return dead is not None and str(last).encode() in dead.body
-
-        await until_answer(it_is_there)
+        await until_answer(
+            lambda: self.rabbit.take(self.topology.dlq),
+            lambda dead: dead is not None and str(last).encode() in dead.body,
+        )
 
     async def close(self) -> None:
         self.provider.let_go()

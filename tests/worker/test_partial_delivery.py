@@ -131,12 +131,7 @@ async def test_an_undecided_rejection_of_the_rest_names_who_has_the_email(bench:
         await bench.start([provider])
         (email_id,) = await bench.enqueue(to=[ANN, BOB, CEM])
         await until(lambda: bench.books.row(email_id)["recipient_outcomes"] is not None)
-
-        async def it_failed() -> bool:
-            await bench.enqueue()
-            return bench.books.status(email_id) == "failed"
-
-        await until_answer(it_failed)
+        await until_answer(bench.enqueue, lambda _: bench.books.status(email_id) == "failed")
 
     row = bench.books.row(email_id)
     assert (row["error_type"], row["recipient_outcomes"]) == (Reason.PARTLY_DELIVERED, {"1": None, "2": None})

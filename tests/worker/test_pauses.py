@@ -63,12 +63,7 @@ async def test_messages_of_a_paused_tenant_are_acked_and_emails_put_back(bench: 
     assert {bench.books.row(each)["attempt_count"] for each in paused} == {0}
 
     resume(bench.books.connection)
-
-    async def all_are_sent() -> bool:
-        await bench.deliver(paused)
-        return bench.books.statuses() == {"sent": 20}
-
-    await until_answer(all_are_sent)
+    await until_answer(lambda: bench.deliver(paused), lambda _: bench.books.statuses() == {"sent": 20})
     assert provider.accepted == dict.fromkeys([*paused, *others], 1)
     await bench.nothing_left_on_the_queue()
 
@@ -131,11 +126,7 @@ async def test_a_paused_lane_keeps_its_messages_while_the_other_lanes_are_sent(b
     await bench.settled({"sent": 24, "pending": 16})
 
     assert set(normal) < set(bench.provider.accepted)
-
-    async def all_are_back() -> bool:
-        return await bench.waiting_messages("bulk") == 16
-
-    await until_answer(all_are_back)
+    await until_answer(lambda: bench.waiting_messages("bulk"), lambda waiting: waiting == 16)
     resume(bench.books.connection)
     await bench.settled({"sent": 40})
     assert set(bench.provider.accepted.values()) == {1}

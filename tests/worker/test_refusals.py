@@ -90,12 +90,7 @@ async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> 
     for provider in (first, second):
         provider.script[bad].extend([answer(Rejected(Reason.REFUSED, "Rule 7 says no", "550"))] * 9)
     await bench.deliver([bad])
-
-    async def it_failed() -> bool:
-        await bench.enqueue()
-        return bench.books.status(bad) == "failed"
-
-    await until_answer(it_failed)
+    await until_answer(bench.enqueue, lambda _: bench.books.status(bad) == "failed")
     assert (first.calls.count(bad), second.calls.count(bad)) == (2, 1)
     await until(lambda: set(bench.books.statuses()) == {"failed", "sent"})
     assert reasons(bench) == []

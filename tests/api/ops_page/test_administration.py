@@ -57,14 +57,7 @@ def charts_of(page: Answer) -> list[dict[str, Any]]:
 
 async def eventually(browser: Browser, words: bytes) -> Answer:
     """The Overview as soon as it contains these words. A process keeps an answer for two seconds."""
-
-    async def page_with_words() -> Answer | None:
-        page = await browser.get("/ops/")
-        return page if words in page.body else None
-
-    page = await until_answer(page_with_words)
-    assert page is not None
-    return page
+    return await until_answer(lambda: browser.get("/ops/"), lambda page: words in page.body)
 
 
 async def test_the_overview_has_every_part_with_a_table_beside_each_chart(operator: Browser, books: Books) -> None:
@@ -249,11 +242,7 @@ async def test_revoking_a_key_ends_the_sessions_that_were_opened_with_it(
     assert "sessions of this page that were opened with it end" in text_of(asked)
     await operator.submit("/revoke", reason="stolen")
     assert "The key is revoked." in text_of(await operator.follow())
-
-    async def is_signed_out() -> bool:
-        return (await other.get("/ops/keys")).status == 303
-
-    await until_answer(is_signed_out)
+    await until_answer(lambda: other.get("/ops/keys"), lambda answer: answer.status == 303)
     assert (await operator.get(f"/ops/keys/{key[:15]}")).status == 200
     assert (await operator.get("/ops/keys/ed_unknown")).status == 404
 

@@ -18,10 +18,7 @@ from tests.waiting import until_answer
 
 
 async def has_text(browser: Browser, path: str, words: str) -> None:
-    async def shows() -> bool:
-        return words in text_of(await browser.get(path))
-
-    await until_answer(shows)
+    await until_answer(lambda: browser.get(path), lambda page: words in text_of(page))
 
 
 async def test_dead_letters_are_grouped_by_cause_and_replayed_until_none_is_left(

@@ -195,11 +195,7 @@ async def test_a_page_that_refreshes_itself_keeps_no_operator_signed_in(
 
 async def until_refused(browser: Browser) -> None:
     """Waits until a refresh is refused. Refreshes may use a session for a second after it was looked up."""
-
-    async def is_refused() -> bool:
-        return (await browser.get("/ops/", **REFRESH)).status == 401
-
-    await until_answer(is_refused)
+    await until_answer(lambda: browser.get("/ops/", **REFRESH), lambda answer: answer.status == 401)
 
 
 async def test_a_session_that_another_process_ends_shows_no_page_at_once_and_refreshes_none_a_second_later(
