@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -44,14 +44,12 @@ def key() -> SendGridKey:
 
 
 @pytest.fixture
-def event_settings(settings: Settings, key: SendGridKey) -> Settings:
-    return replace(settings, sendgrid_events_keys=(key.public,), ses_events_topics=(TOPIC,))
-
-
-@pytest.fixture
-async def events_api(event_settings: Settings) -> AsyncIterator[Api]:
-    async with running(event_settings) as api:
-        yield api
+def settings(settings: Settings, key: SendGridKey) -> Settings:
+    """Settings of a host to which all providers but Resend may post."""
+    texts = TwilioSettings(account_sid="AC" + "0" * 32, auth_token=TOKEN, callback_url=STATUS_URL)
+    own = {**settings.own, "twilio": texts}
+    events: dict[str, Any] = {"sendgrid_events_keys": (key.public,), "ses_events_topics": (TOPIC,)}
+    return replace(settings, providers=("smtp", "twilio"), own=own, **events)
 
 
 async def enqueued(api: Api) -> UUID:
@@ -70,45 +68,55 @@ def rows(connection: psycopg.Connection) -> list[Any]:
 
 
 async def test_events_are_stored_once_and_settle_the_email_before_the_response_which_does_not_show_if_an_email_exists(
-    events_api: Api, key: SendGridKey, connection: psycopg.Connection
+    api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
-    email_id = await enqueued(events_api)
+    email_id = await enqueued(api)
     Books(connection).lose_attempt(email_id)
     known = [sendgrid_event(email_id, "processed"), sendgrid_event(email_id)]
 
     for events in (known, known, [sendgrid_event(new_email_id()), sendgrid_event("17")]):
-        answer = await post(events_api, key, events)
+        answer = await post(api, key, events)
         assert (answer.status, answer.body) == (204, b"")
 
     assert rows(connection) == [(email_id, "sendgrid", "accepted"), (email_id, "sendgrid", "delivered")]
-    assert (await events_api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
+    assert (await api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
 
 
-async def test_a_forged_request_changes_nothing(
-    events_api: Api, key: SendGridKey, connection: psycopg.Connection
-) -> None:
-    body = dumped([sendgrid_event(await enqueued(events_api))])
-    all_headers = (SendGridKey().headers(body), {}, *(key.headers(body, timestamp=at) for at in (1.6e9, 9_999_999_999)))
+async def test_a_forged_request_changes_nothing(api: Api, key: SendGridKey, connection: psycopg.Connection) -> None:
+    email_id, sms_id = await enqueued(api), (await enqueued_sms(api)).json["id"]
+    body, raw = dumped([sendgrid_event(email_id)]), delivery(email_id)
+    topic = Sns().message(raw, TopicArn=TOPIC.replace("ses", "other"))
+    status, stop = {**SID, "MessageStatus": "delivered", "To": NUMBER}, {**SID, "From": NUMBER, "Body": "STOP"}
 
-    answers = [await events_api.call("POST", SENDGRID, raw=body, headers=headers) for headers in all_headers]
+    answers = [
+        (await api.call("POST", path, raw=sent, headers=headers), code)
+        for path, sent, headers, code in (
+            (SENDGRID, body, SendGridKey().headers(body), "signature-invalid"),
+            (SENDGRID, body, {}, "signature-invalid"),
+            *((SENDGRID, body, key.headers(body, timestamp=at), "signature-stale") for at in (1.6e9, 9_999_999_999)),
+            (SES, dumped(raw), {"Content-Type": "text/plain"}, "signature-invalid"),
+            (SES, dumped(topic), {"Content-Type": "text/plain"}, "topic-forbidden"),
+        )
+    ]
+    for url, form, query in ((STATUS_URL, status, f"email_id={sms_id}"), (INBOUND_URL, stop, "")):
+        answers.append((await called_back(api, url, form, query=query, token="other"), "signature-invalid"))
 
-    assert {answer.status for answer in answers} == {403}
-    assert [answer.code for answer in answers] == [*["signature-invalid"] * 2, *["signature-stale"] * 2]
-    assert rows(connection) == []
+    assert [(answer.status, answer.code) for answer, _ in answers] == [(403, code) for _, code in answers]
+    assert connection.execute("select from email_event union all select from suppression").fetchall() == []
 
 
 async def test_a_batch_of_a_thousand_events_is_stored_and_larger_odd_or_compressed_bodies_are_refused(
-    events_api: Api, key: SendGridKey, connection: psycopg.Connection
+    api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
-    email_id = await enqueued(events_api)
+    email_id = await enqueued(api)
     events = [sendgrid_event(email_id, "click", url=f"https://example.com/{number}") for number in range(1500)]
 
-    assert (await post(events_api, key, events)).status == 204
+    assert (await post(api, key, events)).status == 204
     assert len(rows(connection)) == 1500
     for body in (b"[", b"[" * 100_000):
-        assert (await post(events_api, key, body)).code == "malformed-json"
-    assert (await post(events_api, key, b" " * (MAX_BODY_BYTES + 1))).code == "body-too-large"
-    assert (await post(events_api, key, [], **{"Content-Encoding": "gzip"})).code == "unsupported-media-type"
+        assert (await post(api, key, body)).code == "malformed-json"
+    assert (await post(api, key, b" " * (MAX_BODY_BYTES + 1))).code == "body-too-large"
+    assert (await post(api, key, [], **{"Content-Encoding": "gzip"})).code == "unsupported-media-type"
 
 
 @contextmanager
@@ -125,20 +133,20 @@ def unreachable(database_url: str) -> Iterator[None]:
             outside.execute(f'alter database "{name}" with allow_connections true'.encode())
 
 
-async def test_without_postgresql_the_provider_must_retry(event_settings: Settings, key: SendGridKey) -> None:
-    async with running(event_settings) as api:
+async def test_without_postgresql_the_provider_must_retry(settings: Settings, key: SendGridKey) -> None:
+    async with running(settings) as api:
         email_id = await enqueued(api)
-        with unreachable(event_settings.database_url):
+        with unreachable(settings.database_url):
             away = await post(api, key, [sendgrid_event(email_id)])
         assert (away.status, away.code) == (503, "database-unavailable")
         assert "retry-after" in away.headers
 
-    async with running(event_settings) as api:
+    async with running(settings) as api:
         assert (await post(api, key, [sendgrid_event(email_id)])).status == 204
 
 
-async def test_forged_requests_occupy_half_of_the_slots_at_most(event_settings: Settings, key: SendGridKey) -> None:
-    settings = replace(event_settings, api_max_concurrent_requests=2)
+async def test_forged_requests_occupy_half_of_the_slots_at_most(settings: Settings, key: SendGridKey) -> None:
+    settings = replace(settings, api_max_concurrent_requests=2)
     async with running(settings) as api:
         email_id = await enqueued(api)
         blocker = await psycopg.AsyncConnection.connect(settings.database_url)
@@ -165,9 +173,9 @@ async def stalled(api: Api, path: str, sent: int, size: int) -> tuple[str, async
 
 
 @pytest.fixture
-def small_settings(event_settings: Settings) -> Settings:
+def small_settings(settings: Settings) -> Settings:
     """Settings with so little memory that a provider's share is 256 KiB."""
-    return replace(event_settings, api_memory_bytes=1 << 20, api_max_body_bytes=100 << 10)
+    return replace(settings, api_memory_bytes=1 << 20, api_max_body_bytes=100 << 10)
 
 
 async def test_one_providers_requests_keep_out_no_events_of_another_one(
@@ -188,18 +196,6 @@ async def test_one_providers_requests_keep_out_no_events_of_another_one(
     assert (refused.status, refused.code) == (503, "overloaded")
     assert [answer.status for answer in events] == [204] * 10
     assert enqueuing.status == 202
-
-
-async def test_messages_of_sns_without_a_valid_signature_or_topic_are_refused(
-    events_api: Api, connection: psycopg.Connection
-) -> None:
-    sns, raw = Sns(), delivery(await enqueued(events_api))
-    topic = sns.message(raw, TopicArn=TOPIC.replace("ses", "other"))
-
-    for body, code in ((raw, "signature-invalid"), (topic, "topic-forbidden")):
-        answer = await events_api.call("POST", SES, raw=dumped(body), headers={"Content-Type": "text/plain"})
-        assert (answer.status, answer.code) == (403, code)
-    assert rows(connection) == []
 
 
 async def post_resend(api: Api, secret: ResendSecret, event: Any, **signing: Any) -> Answer:
@@ -238,17 +234,10 @@ async def test_an_event_of_resend_is_stored_once_with_each_of_two_secrets_and_an
         assert (await api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
 
 
-async def test_a_provider_without_a_setting_cannot_post_events(events_api: Api) -> None:
-    answer = await post_resend(events_api, ResendSecret(), resend_event(new_email_id()))
+async def test_a_provider_without_a_setting_cannot_post_events(api: Api) -> None:
+    answer = await post_resend(api, ResendSecret(), resend_event(new_email_id()))
 
     assert (answer.status, answer.code) == (404, "not-found")
-
-
-@pytest.fixture
-async def sms_api(settings: Settings) -> AsyncIterator[Api]:
-    own = TwilioSettings(account_sid="AC" + "0" * 32, auth_token=TOKEN, callback_url=STATUS_URL)
-    async with running(replace(settings, providers=("smtp", "twilio"), own={**settings.own, "twilio": own})) as api:
-        yield api
 
 
 async def enqueued_sms(api: Api, key: str = "sms-1", **changes: Any) -> Answer:
@@ -266,10 +255,10 @@ async def called_back(api: Api, url: str, form: dict[str, str], *, query: str = 
 
 
 async def test_an_sms_is_enqueued_once_with_its_number_in_e164_and_shares_the_keys_of_emails(
-    sms_api: Api, connection: psycopg.Connection
+    api: Api, connection: psycopg.Connection
 ) -> None:
-    first, again = await enqueued_sms(sms_api), await enqueued_sms(sms_api)
-    email = await sms_api.post("sms-1")
+    first, again = await enqueued_sms(api), await enqueued_sms(api)
+    email = await api.post("sms-1")
 
     assert (first.status, again.status) == (202, 202)
     assert first.json == again.json
@@ -305,12 +294,12 @@ async def test_a_wrong_or_forbidden_sms_is_refused_by_its_field(settings: Settin
 
 
 async def test_a_key_with_a_list_of_senders_sends_sms_only_with_the_default_sender(
-    sms_api: Api, connection: psycopg.Connection
+    api: Api, connection: psycopg.Connection
 ) -> None:
     for limit in ({"sender_domains": ["example.com"]}, {"sender_addresses": ["shop@example.com"]}):
         token = make_key(connection, **limit)
         statuses = [
-            (await sms_api.call("POST", "/v1/sms", body={**SMS, **sender}, key=f"k-{sender}", token=token)).status
+            (await api.call("POST", "/v1/sms", body={**SMS, **sender}, key=f"k-{sender}", token=token)).status
             for sender in ({}, {"from": NUMBER}, {"from": "Example"}, {"from": "12345"})
         ]
         assert statuses == [202, 403, 403, 403]
@@ -325,93 +314,79 @@ async def test_without_a_provider_of_sms_the_api_refuses_and_names_the_setting(s
 
 
 async def test_a_status_callback_is_stored_once_and_settles_the_sms_and_a_late_one_changes_no_end(
-    sms_api: Api, connection: psycopg.Connection
+    api: Api, connection: psycopg.Connection
 ) -> None:
-    email_id = (await enqueued_sms(sms_api)).json["id"]
+    email_id = (await enqueued_sms(api)).json["id"]
     Books(connection).lose_attempt(UUID(email_id))
     for status in ("delivered", "delivered", "sent", "queued", "delivered"):
         form = {**SID, "MessageStatus": status, "To": NUMBER}
-        assert (await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}")).status == 204
+        assert (await called_back(api, STATUS_URL, form, query=f"email_id={email_id}")).status == 204
 
     delivered = "select provider from dispatcher.email_event where kind = 'delivered'"
     assert connection.execute(delivered).fetchall() == [("twilio",)]
-    assert (await sms_api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
-
-
-async def test_a_forged_request_of_twilio_changes_nothing(sms_api: Api, connection: psycopg.Connection) -> None:
-    email_id = (await enqueued_sms(sms_api)).json["id"]
-    form = {**SID, "MessageStatus": "delivered", "To": NUMBER}
-    stop = {**SID, "From": NUMBER, "Body": "STOP"}
-
-    forged = await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}", token="other")
-    inbound = await called_back(sms_api, INBOUND_URL, stop, token="other")
-
-    assert {(each.status, each.code) for each in (forged, inbound)} == {(403, "signature-invalid")}
-    assert connection.execute("select from email_event union all select from suppression").fetchall() == []
+    assert (await api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
 
 
 async def test_stop_from_the_other_form_of_a_number_suppresses_the_number(
-    sms_api: Api, connection: psycopg.Connection
+    api: Api, connection: psycopg.Connection
 ) -> None:
     hashes = "select r.address_hash = substr(s.address_hash, 1, length(r.address_hash))"
     hashes += " from dispatcher.suppression as s, dispatcher.email_recipient as r where r.email_id = %s"
     for to, sender in (("+525512345678", "+5215512345678"), ("+541123456789", "+5491123456789")):
-        email_id = (await enqueued_sms(sms_api, key=to, to=to)).json["id"]
+        email_id = (await enqueued_sms(api, key=to, to=to)).json["id"]
 
-        await called_back(
-            sms_api, INBOUND_URL, {"MessageSid": f"SM{to[1:]:0>32}", "From": sender, "Body": "STOP please"}
-        )
+        await called_back(api, INBOUND_URL, {"MessageSid": f"SM{to[1:]:0>32}", "From": sender, "Body": "STOP please"})
 
         assert (True,) in connection.execute(hashes, [email_id]).fetchall()
         for form in (to, sender):
-            found = await sms_api.get(f"/v1/emails?recipient={quote(form)}")
+            found = await api.get(f"/v1/emails?recipient={quote(form)}")
             assert [email["id"] for email in found.json["emails"]] == [email_id]
 
 
-async def test_a_copy_of_an_old_reply_changes_nothing(sms_api: Api, connection: psycopg.Connection) -> None:
-    await enqueued_sms(sms_api)
+async def test_a_copy_of_an_old_reply_changes_nothing(api: Api, connection: psycopg.Connection) -> None:
+    await enqueued_sms(api)
     stop = {**SID, "From": NUMBER, "Body": "STOP"}
     start = {**OTHER_SID, "From": NUMBER, "Body": "START"}
 
     for form in (stop, start, stop):
-        await called_back(sms_api, INBOUND_URL, form)
+        await called_back(api, INBOUND_URL, form)
     assert connection.execute(ENTRIES).fetchall() == []
 
-    await called_back(sms_api, INBOUND_URL, {**stop, "MessageSid": f"SM{'3' * 32}"})
-    await called_back(sms_api, INBOUND_URL, start)
+    await called_back(api, INBOUND_URL, {**stop, "MessageSid": f"SM{'3' * 32}"})
+    await called_back(api, INBOUND_URL, start)
     assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "unsubscribe")]
 
 
-async def test_start_leaves_the_entry_of_an_operator(sms_api: Api, connection: psycopg.Connection) -> None:
+async def test_start_leaves_the_entry_of_an_operator(api: Api, connection: psycopg.Connection) -> None:
     body = {"recipients": [NUMBER], "reason": "a complaint by post"}
-    assert (await sms_api.call("POST", "/v1/suppressions", body=body)).status == 200
+    assert (await api.call("POST", "/v1/suppressions", body=body)).status == 200
 
-    await called_back(sms_api, INBOUND_URL, {**SID, "From": NUMBER, "Body": "STOP"})
-    await called_back(sms_api, INBOUND_URL, {**OTHER_SID, "From": NUMBER, "Body": "START"})
+    await called_back(api, INBOUND_URL, {**SID, "From": NUMBER, "Body": "STOP"})
+    await called_back(api, INBOUND_URL, {**OTHER_SID, "From": NUMBER, "Body": "START"})
 
     assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "manual")]
 
 
 async def test_a_number_that_does_not_exist_is_suppressed_unless_the_sms_is_unknown(
-    sms_api: Api, connection: psycopg.Connection
+    api: Api, connection: psycopg.Connection
 ) -> None:
-    email_id = (await enqueued_sms(sms_api)).json["id"]
+    email_id = (await enqueued_sms(api)).json["id"]
     Books(connection).lose_attempt(UUID(email_id))
     form = {**SID, "MessageStatus": "undelivered", "ErrorCode": "30006", "To": NUMBER}
 
     for query in ("email_id=x", f"email_id={UUID(int=7)}"):
-        assert (await called_back(sms_api, STATUS_URL, form, query=query)).status == 204
+        assert (await called_back(api, STATUS_URL, form, query=query)).status == 204
         assert connection.execute(ENTRIES).fetchall() == []
-    await called_back(sms_api, STATUS_URL, form, query=f"email_id={email_id}")
+    await called_back(api, STATUS_URL, form, query=f"email_id={email_id}")
 
     assert connection.execute(ENTRIES).fetchall() == [("default", "+49•••78", "hard_bounce")]
     domains = connection.execute("select dispatcher.recipient_domains(email_id) from dispatcher.email_log")
     assert domains.fetchall() == [([],)]
 
 
-async def test_the_longest_sms_is_read_and_a_larger_callback_is_refused(sms_api: Api) -> None:
+async def test_the_longest_sms_is_read_and_a_larger_callback_is_refused(api: Api) -> None:
     for body, status in (("x" * (64 << 10), 413), ("\U0001f600" * 1600, 200)):
-        assert (await called_back(sms_api, INBOUND_URL, {**SID, "From": NUMBER, "Body": body})).status == status
+        assert (await called_back(api, INBOUND_URL, {**SID, "From": NUMBER, "Body": body})).status == status
 
 
 def test_the_command_reads_the_token_that_verifies_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
