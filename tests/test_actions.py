@@ -264,9 +264,7 @@ def test_a_batch_has_the_same_filters_in_all_faces(action: type[Batch]) -> None:
         (AddWebhook, {"url": "https://ann@shop.example.com/hooks"}, False),
     ],
 )
-def test_schema_and_validation_state_the_same_rules(
-    action: type[Action[Any]], given: dict[str, Any], fits: bool
-) -> None:
+def test_schema_and_validation_state_equal_rules(action: type[Action[Any]], given: dict[str, Any], fits: bool) -> None:
     given = {"reason": "why", **given}
     in_path = dict.fromkeys(action.path_names(), "1")
 

@@ -151,9 +151,7 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         ("DISPATCHER_CA_FILE", __file__, "is the path of a file without PEM certificates"),
     ],
 )
-def test_an_invalid_value_is_reported_with_its_variable_and_without_a_secret(
-    variable: str, text: str, sentence: str
-) -> None:
+def test_an_invalid_value_is_reported_by_its_variable_without_a_secret(variable: str, text: str, sentence: str) -> None:
     (mistake,) = mistakes_of({variable: text})
 
     assert mistake.startswith(f"{variable} ")

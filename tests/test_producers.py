@@ -115,9 +115,7 @@ async def test_an_email_is_visible_after_the_commit_and_not_before(application: 
 
 
 @once
-async def test_rolling_back_to_a_savepoint_leaves_nothing_and_frees_the_key(
-    application: Application, books: Books
-) -> None:
+async def test_a_rollback_to_a_savepoint_leaves_nothing_and_frees_keys(application: Application, books: Books) -> None:
     await application.enqueue(email("before"))
     await application.execute("savepoint here")
     first = await application.enqueue(email("key", attachments=[FILE]))
@@ -155,9 +153,7 @@ async def test_the_same_key_with_another_payload_is_a_conflict_after_which_the_t
 
 
 @once
-async def test_an_expired_email_is_refused_unless_it_was_enqueued_in_time(
-    application: Application, books: Books
-) -> None:
+async def test_an_expired_email_is_refused_unless_enqueued_in_time(application: Application, books: Books) -> None:
     expires_at = datetime.now(UTC) + timedelta(seconds=1)
     first = await application.enqueue(email("key", expires_at=expires_at))
     await application.commit()
@@ -447,9 +443,7 @@ class TestRaces:
         assert sorted(answer.count(ACCEPTED) for answer in answers) == [0, 0, 0, 200]
         assert row_counts(books)["email_log"] == 200
 
-    async def test_the_async_function_waits_without_blocking_the_loop(
-        self, first: Any, tables_url: str, books: Books
-    ) -> None:
+    async def test_the_async_function_does_not_block_the_loop(self, first: Any, tables_url: str, books: Books) -> None:
         connection, held = first
         async with await psycopg.AsyncConnection.connect(tables_url, application_name="second") as second:
             waiting = asyncio.create_task(enqueue_async(second, email("key")))
@@ -460,9 +454,7 @@ class TestRaces:
 
 
 @once
-async def test_a_commit_notifies_the_relay_once_and_not_of_a_known_key(
-    application: Application, tables_url: str
-) -> None:
+async def test_a_commit_notifies_the_relay_once_and_of_no_known_key(application: Application, tables_url: str) -> None:
     with psycopg.connect(tables_url, autocommit=True) as relay:
         relay.execute("listen email_dispatcher_due")
         await application.enqueue_many([email("1"), email("2")])

@@ -137,7 +137,7 @@ async def expect_no_start(settings: Settings, words: str) -> None:
             pass
 
 
-async def test_without_keys_it_starts_only_on_the_loopback_and_if_the_setting_allows_open_access(
+async def test_without_keys_it_starts_only_on_loopback_and_if_a_setting_allows_open_access(
     settings: Settings,
 ) -> None:
     public = Listener("0.0.0.0", 0)  # noqa: S104 - the test shows that it is refused
@@ -155,9 +155,7 @@ PROXIED = (
 FOREIGN_HOSTS = ("evil.example", "evil.example:8025", "127.0.0.1.evil.example", "")
 
 
-async def test_requests_through_a_proxy_or_for_a_foreign_host_need_a_key(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_requests_by_a_proxy_or_for_a_foreign_host_need_a_key(api: Api, connection: psycopg.Connection) -> None:
     for headers in (*PROXIED, *({"Host": host} for host in FOREIGN_HOSTS)):
         answer = await api.post(headers=headers)
         assert (answer.status, answer.code) == (403, "host-forbidden"), headers

@@ -189,9 +189,7 @@ def test_the_client_has_a_method_for_every_operation() -> None:
     assert [name for name in by_hand.values() if not hasattr(Client, name)] == []
 
 
-async def test_both_clients_carry_out_operations_and_iterate_over_all_pages(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_both_clients_carry_out_operations_and_read_all_pages(api: Api, connection: psycopg.Connection) -> None:
     key = make_key(connection, scopes=["send", "read", "operate"])
     addresses = [f"a{number}@example.org" for number in range(5)]
 

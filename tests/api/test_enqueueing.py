@@ -121,9 +121,7 @@ async def test_concurrent_requests_share_statements_and_an_invalid_email_does_no
     assert statements < 32
 
 
-async def test_an_open_transaction_with_the_same_key_delays_only_that_email(
-    settings: Settings, database_url: str
-) -> None:
+async def test_an_open_transaction_with_its_key_delays_only_that_email(settings: Settings, database_url: str) -> None:
     async with running(settings, lock_seconds=LOCK_SECONDS) as api:
         with psycopg.connect(database_url) as application:
             twin = Email(message_key="k-7", sender="a@example.com", to="b@example.org", subject="", text="x")

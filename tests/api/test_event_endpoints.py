@@ -178,9 +178,7 @@ def small_settings(settings: Settings) -> Settings:
     return replace(settings, api_memory_bytes=1 << 20, api_max_body_bytes=100 << 10)
 
 
-async def test_one_providers_requests_keep_out_no_events_of_another_one(
-    small_settings: Settings, key: SendGridKey
-) -> None:
+async def test_one_providers_requests_keep_out_no_events_of_another(small_settings: Settings, key: SendGridKey) -> None:
     sns = Sns()
     async with running(small_settings, fetch=sns.fetch) as api:
         email_id = await enqueued(api)
@@ -327,9 +325,7 @@ async def test_a_status_callback_is_stored_once_and_settles_the_sms_and_a_late_o
     assert (await api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
 
 
-async def test_stop_from_the_other_form_of_a_number_suppresses_the_number(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_stop_from_the_other_form_of_a_number_suppresses_it(api: Api, connection: psycopg.Connection) -> None:
     hashes = "select r.address_hash = substr(s.address_hash, 1, length(r.address_hash))"
     hashes += " from dispatcher.suppression as s, dispatcher.email_recipient as r where r.email_id = %s"
     for to, sender in (("+525512345678", "+5215512345678"), ("+541123456789", "+5491123456789")):
@@ -404,9 +400,7 @@ def test_the_command_reads_the_token_that_verifies_callbacks(monkeypatch: pytest
     assert getattr(api_settings().own["twilio"], "auth_token", None) == TOKEN
 
 
-async def test_post_suppresses_the_recipient_once_and_get_changes_nothing(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_post_suppresses_the_recipient_once_and_get_nobody(api: Api, connection: psycopg.Connection) -> None:
     email_id = UUID((await api.post("a", EMAIL | {"to": ["Ann <ann@example.org>"]})).json["id"])
     path = f"/v1/unsubscribe/{hasher_of(connection).unsubscribe_token(email_id, 'ann@example.org')}"
 

@@ -71,9 +71,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
 }
 
 
-async def test_a_hostile_email_is_refused_and_the_response_names_the_field(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_a_hostile_email_is_refused_and_the_field_is_named(api: Api, connection: psycopg.Connection) -> None:
     for name, (fields, code, pointer) in REFUSED.items():
         answer = await api.post("k", EMAIL | fields)
         assert (answer.status, answer.code, answer.pointers) == (422, code, [pointer]), name
@@ -295,9 +293,7 @@ async def test_stalled_uploads_take_no_slots(settings: Settings, connection: psy
             assert (await api.post("k-1", token=token)).status == 202
 
 
-async def test_the_bodies_of_one_key_leave_memory_to_other_keys(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
+async def test_bodies_of_one_key_leave_memory_to_other_keys(settings: Settings, connection: psycopg.Connection) -> None:
     token, other = make_key(connection), make_key(connection)
     bounded = replace(settings, api_max_body_bytes=100_000, api_memory_bytes=400_000)
     large = upload(token, b" " * 90_000, 100_000)

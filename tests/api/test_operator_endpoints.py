@@ -105,9 +105,7 @@ async def test_slow_replays_of_one_tenant_do_not_delay_another_tenant(api: Api, 
     assert (await api.get(paths[2])).json["outcomes"] == {}
 
 
-async def test_another_process_resumes_an_interrupted_replay(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
+async def test_another_process_resumes_interrupted_replays(settings: Settings, connection: psycopg.Connection) -> None:
     async with running(settings) as first:
         for key in ("a", "b", "c"):
             await first.post(key)
@@ -198,9 +196,7 @@ async def test_an_invalid_or_large_body_is_refused_and_the_response_names_the_fi
     assert connection.execute("select is_on from outgoing_feed").fetchone() == (False,)
 
 
-async def test_a_key_pauses_suppresses_and_sees_only_within_its_own_tenant(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_a_key_pauses_suppresses_and_sees_only_in_its_tenant(api: Api, connection: psycopg.Connection) -> None:
     operator, other = (make_key(connection, scopes=["operate"], tenant_id=tenant) for tenant in ("shop", "other"))
     pause(connection, "all")
     pause(connection, "tenant", "other")
@@ -274,9 +270,7 @@ async def test_a_rescheduled_email_waits_until_the_time(api: Api, connection: ps
     assert [(each.status, each.pointers) for each in [*wrong, missing, expired]] == [(422, ["#/send_at"])] * 6
 
 
-async def test_a_key_that_sends_changes_single_emails_of_its_tenant_only(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_a_sending_key_changes_single_emails_of_its_tenant_only(api: Api, connection: psycopg.Connection) -> None:
     other_id = (await api.post("other")).json["id"]
     sender, reader = (make_key(connection, tenant_id="shop", scopes=[scope]) for scope in ("send", "read"))
     operator = make_key(connection, tenant_id="shop", scopes=["operate"])

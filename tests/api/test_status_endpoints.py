@@ -26,9 +26,7 @@ async def test_an_email_is_found_by_id_and_by_key_without_its_content(api: Api) 
         assert private not in by_id.body.decode()
 
 
-async def test_recipients_that_were_refused_or_delivered_in_part_are_listed(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_recipients_refused_or_delivered_in_part_are_listed(api: Api, connection: psycopg.Connection) -> None:
     path = f"/v1/emails/{(await api.post('k-1')).json['id']}"
     connection.execute(
         "update email_log set status = 'sent',"

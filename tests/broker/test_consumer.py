@@ -233,9 +233,7 @@ async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(own_stage: 
     assert worker.losses == 0
 
 
-async def test_a_queue_that_is_deleted_between_the_look_and_the_consume_is_consumed_later(
-    stage: Stage, proxy: Proxy
-) -> None:
+async def test_a_queue_that_is_deleted_between_look_and_consume_is_consumed_later(stage: Stage, proxy: Proxy) -> None:
     name = stage.queue.encode()
     consume = b"\x00\x3c\x00\x14\x00\x00" + bytes([len(name)]) + name
     proxy.change(consume, consume[:-1] + b"?")
@@ -249,9 +247,7 @@ async def test_a_queue_that_is_deleted_between_the_look_and_the_consume_is_consu
     await stage.has_after(worker, "a")
 
 
-async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_repeated_outages(
-    stage: Stage, proxy: Proxy
-) -> None:
+async def test_the_consumer_survives_a_channel_closed_by_rabbitmq_and_outages(stage: Stage, proxy: Proxy) -> None:
     worker = stage.start(proxy.url)
     timed_out = spec.Channel.Close(406, "PRECONDITION_FAILED - delivery acknowledgement timed out", 0, 0)
     await stage.publish("a")

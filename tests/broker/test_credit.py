@@ -94,9 +94,7 @@ async def test_ready_messages_count_as_the_emails_that_they_point_to(queue: Queu
     assert credit.emails == 0
 
 
-async def test_emails_whose_messages_are_not_written_yet_do_not_count_as_taken(
-    queue: Queue, credit: QueueCredit
-) -> None:
+async def test_emails_whose_messages_are_not_written_do_not_count_as_taken(queue: Queue, credit: QueueCredit) -> None:
     credit.take(500)
     credit.note_messages(500, 500)
     credit.take(500)

@@ -48,9 +48,7 @@ def http(body: bytes, status: int = 200) -> bytes:
     return b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-async def test_the_version_and_the_depth_are_returned(
-    management: Management, topology: Topology, rabbit: Rabbit
-) -> None:
+async def test_the_version_and_depth_are_returned(management: Management, topology: Topology, rabbit: Rabbit) -> None:
     for _ in range(3):
         await rabbit.publish(topology.dlq, b"dead")
 

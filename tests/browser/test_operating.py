@@ -34,9 +34,7 @@ PAGES = (
 """Every page, as a path below the operators' page. A name in braces is a key of the ids of `tests.browser.dataset`."""
 
 
-def test_a_dead_letter_turns_red_by_itself_and_a_replay_by_keyboard_alone_turns_it_green(
-    stage: Stage, tab: Tab
-) -> None:
+def test_a_dead_letter_turns_red_by_itself_and_a_replay_by_keyboard_turns_it_green(stage: Stage, tab: Tab) -> None:
     page = tab.go("/")
     expect(page.locator("#dead-letters.good")).to_contain_text("0")
     email_id = dead_email(stage.books)

@@ -79,9 +79,7 @@ def test_filters_groups_and_pages(offline: CommandLine, dead: DeadEmails) -> Non
     assert no_rows.code == 2
 
 
-def test_show_takes_an_id_or_a_key_and_reveals_only_with_a_reason(
-    prepared: CommandLine, dead_emails: DeadEmails
-) -> None:
+def test_show_takes_an_id_or_key_and_reveals_only_with_a_reason(prepared: CommandLine, dead_emails: DeadEmails) -> None:
     (email_id,) = dead_emails.create(correlation_id="order-17", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
     announce(dead_emails, [email_id])
     dead_emails.books.connection.execute(
@@ -270,9 +268,7 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(prepared: Comman
     assert taken.body == repaired.read_bytes()
 
 
-def test_reconcile_exits_with_3_until_it_repaired_the_differences(
-    prepared: CommandLine, dead_emails: DeadEmails
-) -> None:
+def test_reconcile_exits_with_3_until_differences_are_repaired(prepared: CommandLine, dead_emails: DeadEmails) -> None:
     dead_emails.create(2)
 
     document = prepared("dlq", "reconcile")

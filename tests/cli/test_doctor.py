@@ -215,9 +215,7 @@ def test_remedy_for_missing_tables_and_queues_is_init(unprepared: CommandLine, t
     assert topology_names.exchange in found["RabbitMQ"]["detail"]
 
 
-def test_a_queue_that_is_unsafe_fails_and_stops_a_start(
-    prepared: CommandLine, servers: Servers, topology: Topology
-) -> None:
+def test_an_unsafe_queue_fails_and_stops_a_start(prepared: CommandLine, servers: Servers, topology: Topology) -> None:
     managed = prepared.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url)
     other = prepared.having(DISPATCHER_QUEUE_TYPE="classic")
     with Operator(servers.management_url).policy(topology.dlq, {"max-length": 10}):

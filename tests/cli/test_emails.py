@@ -121,9 +121,7 @@ def test_commands_show_damaged_rows_beside_others_in_every_zone(storing: Command
         assert {words: each.stderr for words, each in others.items() if each.code != 0} == {}
 
 
-def test_emails_are_cancelled_by_key_or_id_and_the_exit_code_says_if_any_changed(
-    storing: CommandLine, tables: Books
-) -> None:
+def test_emails_are_cancelled_by_key_or_id_and_the_exit_code_says_if_any(storing: CommandLine, tables: Books) -> None:
     (sending,) = made(tables, 1, status="sending", publish_due_at=None)
     first, second = tables.enqueue(2, tenant_id="shop")
     key, unknown = tables.key(first), str(uuid4())
@@ -215,9 +213,7 @@ def test_a_second_decision_about_a_held_email_changes_nothing_and_says_so(storin
     assert ("@" in acts[0][0], acts[1]) == (True, ("ann",))
 
 
-def test_an_address_is_forgotten_and_the_exit_code_is_3_while_emails_are_left(
-    storing: CommandLine, tables: Books
-) -> None:
+def test_an_address_is_forgotten_and_the_exit_code_is_3_if_emails_are_left(storing: CommandLine, tables: Books) -> None:
     sent, pending = tables.enqueue(2, to=ADDRESS)
     tables.change(sent, status="sent", publish_due_at=None)
 

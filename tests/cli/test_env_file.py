@@ -93,9 +93,7 @@ def test_a_line_overrides_the_environment_with_a_warning_if_the_values_differ(ba
 
 
 @pytest.mark.parametrize(("inherited", "written"), [("SMTP_URL", "SMTP_URL_FILE"), ("SMTP_URL_FILE", "SMTP_URL")])
-def test_a_secret_in_the_env_file_replaces_both_inherited_forms(
-    bare: CommandLine, inherited: str, written: str
-) -> None:
+def test_secrets_in_the_env_file_replace_both_inherited_forms(bare: CommandLine, inherited: str, written: str) -> None:
     secret, file = bare.folder / "smtp-url", bare.folder / "dispatcher.env"
     secret.write_text("smtp://new")
     file.write_text(f"{COMPLETE}DISPATCHER_{written}={secret if written.endswith('_FILE') else 'smtp://new'}\n")

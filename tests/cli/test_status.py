@@ -66,9 +66,7 @@ def test_undecided_emails_are_counted_in_the_week_before_they_expire(prepared: C
     assert "1 (first in 2.0 days)" in prepared("status").stdout
 
 
-def test_a_provider_is_shown_with_the_worst_state_of_any_worker(
-    prepared: CommandLine, connection: psycopg.Connection
-) -> None:
+def test_a_provider_has_the_worst_state_of_any_worker(prepared: CommandLine, connection: psycopg.Connection) -> None:
     long = "SMTP refuses [our] credentials. " * 8
     for provider, slot, state, reason, seconds, ago in (
         ("smtp", "a:w0", "paused", "throttled", 1000, 0),
@@ -197,9 +195,7 @@ def test_watch_redraws_the_terminal_and_restores_the_cursor(settled: CommandLine
     assert "Traceback" not in ended.stdout
 
 
-def test_the_history_has_hours_up_to_two_days_and_else_days(
-    storing: CommandLine, connection: psycopg.Connection
-) -> None:
+def test_the_history_has_hours_up_to_two_days_then_days(storing: CommandLine, connection: psycopg.Connection) -> None:
     empty = storing("status", "--history", "7d").stdout
     at = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
     for begins_at, provider, outcome, slot, number in (

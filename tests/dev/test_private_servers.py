@@ -56,9 +56,7 @@ def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatc
     return servers
 
 
-def test_a_server_that_the_environment_does_not_name_is_started_and_not_shared(
-    tmp_path: Path, broker_named: Servers
-) -> None:
+def test_a_server_that_the_environment_lacks_is_started_and_not_shared(tmp_path: Path, broker_named: Servers) -> None:
     with private_servers(tmp_path) as mixed:
         assert mixed.amqp_url == broker_named.amqp_url
         assert mixed.database_url != broker_named.database_url

@@ -94,9 +94,7 @@ def test_the_line_ends_of_a_message_change_no_event(line_ends: list[str]) -> Non
 )
 @pytest.mark.parametrize("field", ["Original-Recipient", "Final-Recipient"])
 @pytest.mark.parametrize("part", ["delivery-status", "global-delivery-status"])
-def test_an_encoded_address_is_decoded_and_then_compared(
-    written: str, address: str | None, field: str, part: str
-) -> None:
+def test_an_encoded_address_is_decoded_and_compared(written: str, address: str | None, field: str, part: str) -> None:
     octets = OCTETS["postfix-user-unknown"].replace(b"message/delivery-status", f"message/{part}".encode())
     octets = b"\n".join(
         line for line in octets.split(b"\n") if not line.startswith((b"Original-Recipient:", b"Final-Recipient:"))
@@ -267,9 +265,7 @@ def test_a_hostile_message_takes_little_cpu_time(shape: str, recipients: tuple[s
 
 
 @pytest.mark.parametrize(("recipients", "most"), [((), MAX_UNKNOWN_RECIPIENTS), ((ANN,), 1), (CROWD[:7], 7)])
-def test_a_report_has_at_most_as_many_events_as_the_email_had_recipients(
-    recipients: tuple[str, ...], most: int
-) -> None:
+def test_a_report_has_at_most_one_event_for_each_recipient(recipients: tuple[str, ...], most: int) -> None:
     octets = (REPORT + STATUS + ANN_FAILED * 200).encode()
 
     assert len(events_of(octets, EMAIL_ID, recipients, NOW)) == most

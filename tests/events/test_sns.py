@@ -170,9 +170,7 @@ async def test_a_message_is_valid_for_a_time(verifier: SnsVerifier, sns: Sns, mi
     assert await outcome(verifier, dumped(message)) == ("accepted" if is_fresh else Refusal.STALE)
 
 
-async def test_a_subscription_is_confirmed_at_sns_and_not_at_the_url_in_the_message(
-    verifier: SnsVerifier, sns: Sns
-) -> None:
+async def test_a_subscription_is_confirmed_at_sns_and_not_at_the_messages_url(verifier: SnsVerifier, sns: Sns) -> None:
     message = await verifier.verify(dumped(sns.subscription(SubscribeURL="https://evil.example/", Token="a&b")))
 
     await verifier.confirm(message)

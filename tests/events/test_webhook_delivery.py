@@ -162,9 +162,7 @@ async def test_a_webhook_that_asks_for_recipients_gets_those_of_the_event(monito
     assert found == {"email.sent": ["Ann <ann@example.org>", "bob@example.org"], "email.bounced": ["bob@example.org"]}
 
 
-async def test_a_webhook_gets_only_its_tenants_events_of_its_kinds(
-    monitor: Deliverer, other_receiver: Receiver
-) -> None:
+async def test_a_webhook_gets_its_tenants_events_of_its_kinds(monitor: Deliverer, other_receiver: Receiver) -> None:
     monitor.announce()  # before the webhooks were added
     await monitor.add(kinds=[OutgoingKind.SENT])
     await monitor.add(other_receiver.url, None, kinds=[OutgoingKind.HELD, OutgoingKind.SENT])

@@ -40,7 +40,7 @@ def test_other_processes_read_what_a_forked_child_writes(process_table: ProcessT
     assert not process_slot.wants_successor
 
 
-def test_a_host_is_ready_if_every_process_is_up_and_otherwise_names_the_missing_ones(
+def test_a_host_is_ready_if_every_process_is_up_and_otherwise_names_missing_ones(
     process_table: ProcessTable,
 ) -> None:
     first, second, third = (process_table.take_slot("worker", number) for number in range(3))

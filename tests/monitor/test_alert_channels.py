@@ -213,9 +213,7 @@ async def test_a_silent_receiver_fails_at_the_total_deadline(receiver: Receiver,
     await until(lambda: receiver.posted)
 
 
-async def test_a_refused_connection_is_reported_without_the_url(
-    ca_file: Path, notice: Notice, closed_port: int
-) -> None:
+async def test_a_refused_connection_is_named_without_the_url(ca_file: Path, notice: Notice, closed_port: int) -> None:
     channel = channel_to(f"https://127.0.0.1:{closed_port}/token-in-path", ca_file)
 
     with pytest.raises(NotDelivered) as fault:

@@ -79,9 +79,7 @@ async def test_a_reminder_is_sent_after_the_reminder_interval(tables_url: str) -
     assert first.raised_at == second.raised_at
 
 
-async def test_one_of_several_hosts_alerts_and_another_takes_over_from_a_dead_one(
-    tables_url: str, books: Books
-) -> None:
+async def test_one_of_several_hosts_alerts_and_another_replaces_a_dead_one(tables_url: str, books: Books) -> None:
     async with host(tables_url, name="a") as first:
         await first.check(RAISED, messages=2)
         await announced_in_table(books, 1)
@@ -294,9 +292,7 @@ async def test_dead_letters_that_do_not_reach_the_queue_raise_an_alert(tables_ur
     assert alert.oldest_age_seconds == pytest.approx(300, abs=60)
 
 
-async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_later(
-    tables_url: str, books: Books
-) -> None:
+async def test_while_postgresql_is_away_each_host_alerts_and_stores_that_later(tables_url: str, books: Books) -> None:
     async with (
         Proxy(tables_url) as proxy,
         host(proxy.url, name="a", store_seconds=STORE_SECONDS) as first,

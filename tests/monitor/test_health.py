@@ -77,9 +77,7 @@ def test_no_host_is_ready_before_the_servers_have_answered(tmp_path: Path) -> No
         (replace(COUNTS, oldest_pending_seconds=-3500.0), QUEUES, "pending"),
     ],
 )
-async def test_each_fault_fails_only_its_own_check(
-    tmp_path: Path, counts: object, queues: object, failing: str
-) -> None:
+async def test_each_fault_fails_only_its_check(tmp_path: Path, counts: object, queues: object, failing: str) -> None:
     found = await reasons(tmp_path, counts, queues)
 
     assert list(found) == [failing]
@@ -175,9 +173,7 @@ def test_a_slow_server_is_polled_less_often_but_at_least_each_minute(answer_seco
 @pytest.mark.parametrize(
     ("interval", "age", "is_heard"), [(5.0, 29.0, True), (5.0, 31.0, False), (60.0, 70.0, True), (60.0, 80.0, False)]
 )
-async def test_an_answer_of_a_slow_server_may_be_older(
-    tmp_path: Path, interval: float, age: float, is_heard: bool
-) -> None:
+async def test_a_slow_servers_answer_may_be_older(tmp_path: Path, interval: float, age: float, is_heard: bool) -> None:
     class Aged(Answered):
         age_seconds = age
 

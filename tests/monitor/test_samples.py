@@ -48,9 +48,7 @@ def alert_store(tables_url: str) -> AlertStore:
     return AlertStore(tables_url, queue="dead", holder="host-1:x", host="host-1", retention=retention, idle_seconds=60)
 
 
-async def test_a_sample_has_the_queues_by_lane_and_the_counts_by_status(
-    settings: Settings, pool: Pool, books: Books
-) -> None:
+async def test_a_sample_has_queues_by_lane_and_counts_by_status(settings: Settings, pool: Pool, books: Books) -> None:
     books.enqueue(3)
     queues = {"send": FoundQueue(5, 2), "send.bulk": FoundQueue(6, 2), "dead": FoundQueue(7, 0)}
 
@@ -92,9 +90,7 @@ async def test_a_monitor_reports_its_hosts_processes_until_it_stops_in_an_orderl
     assert books.count("host_presence") == 0
 
 
-async def test_a_monitor_waits_for_a_commit_while_postgresql_can_be_read_but_not_written(
-    pool: Pool, books: Books
-) -> None:
+async def test_a_monitor_waits_for_a_commit_while_postgresql_can_only_be_read(pool: Pool, books: Books) -> None:
     table = ProcessTable(["monitor"])
     slot = table.take_slot("monitor", 0)
     reporting = HostReporting(pool, table.statuses, slot.commit, holder="host-1:x", host="host-1")

@@ -98,9 +98,7 @@ async def test_one_time_codes_are_deleted_while_another_session_prunes(books: Bo
     assert books.count("email_content") == 0
 
 
-async def test_one_relay_at_a_time_creates_the_missing_partitions(
-    connection: psycopg.Connection, database_url: str
-) -> None:
+async def test_one_relay_at_a_time_adds_missing_partitions(connection: psycopg.Connection, database_url: str) -> None:
     await Partitions(database_url).run_once()  # a week may have ended since the tables were created
     last = value_of(
         connection, "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'email_log'::regclass"

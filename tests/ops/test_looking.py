@@ -41,9 +41,7 @@ async def bodies(dlq: DeadLetterQueue) -> list[bytes]:
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_reads_leave_every_message_in_its_place(
-    servers: Servers, topology_names: Topology, queue_type: str
-) -> None:
+async def test_reads_leave_each_message_in_place(servers: Servers, topology_names: Topology, queue_type: str) -> None:
     name = f"{topology_names.exchange}.{queue_type}"
     topology = Topology(name, f"{name}.send", f"{name}.dlq", queue_type)
     await declare(servers.amqp_url, topology)

@@ -426,7 +426,7 @@ async def test_interim_responses_are_ignored_and_the_connection_is_reused(transp
     assert {end.status for end in ends} == {202}
 
 
-async def test_a_response_to_half_a_large_body_counts_even_if_the_server_stops_reading(
+async def test_responses_to_half_a_large_body_count_even_if_the_server_stops_reading(
     transport: HttpTransport,
 ) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -478,9 +478,7 @@ async def test_a_response_is_complete_however_it_arrives_unless_it_may_be_cut_of
     assert (end.status, getattr(end, "body", None)) == (200, body)
 
 
-async def test_a_request_that_cannot_be_answered_in_time_is_not_sent(
-    transport: HttpTransport, authority: Authority
-) -> None:
+async def test_a_request_with_no_time_for_an_answer_is_not_sent(transport: HttpTransport, authority: Authority) -> None:
     """A connection is too late if it opens in the last quarter of the call's time. This test depends on real time."""
     with _never_accepting() as listening:
         call = Call(transport, _url_of(listening))

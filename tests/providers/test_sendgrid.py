@@ -141,9 +141,7 @@ NOW_SECONDS: Final = 1795246200
         (503, {"x-ratelimit-reset": str(NOW_SECONDS + 40), "date": NOW}, None),
     ],
 )
-def test_the_wait_comes_from_the_responses_headers(
-    status: int, headers: Mapping[str, str], seconds: float | None
-) -> None:
+def test_the_wait_comes_from_response_headers(status: int, headers: Mapping[str, str], seconds: float | None) -> None:
     outcome = outcome_of(HttpResponse(status, headers, b""))
 
     assert isinstance(outcome, Deferred)

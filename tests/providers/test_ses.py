@@ -214,7 +214,7 @@ def test_an_invalid_message_id_is_not_recorded(name: str) -> None:
         ({"retry-after": "9" * 4000}, None),
     ],
 )
-def test_the_wait_comes_from_the_responses_headers(headers: dict[str, str], seconds: float | None) -> None:
+def test_the_wait_comes_from_response_headers(headers: dict[str, str], seconds: float | None) -> None:
     throttled = HttpResponse(429, {"x-amzn-errortype": "TooManyRequestsException", **headers}, b"{}")
 
     assert outcome_of(throttled, has_template=False) == Deferred(

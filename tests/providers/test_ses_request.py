@@ -211,9 +211,7 @@ HEADERS: Final = {"Content-Type": "application/json", "Host": "email.eu-west-1.a
 
 
 @pytest.mark.parametrize("token", [None, "a/session+token=="])
-def test_botocores_signer_gives_the_same_signatures_on_every_day(
-    token: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_botocores_signer_gives_equal_signatures_each_day(token: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The derived key is cached only for the same day and the same credentials."""
     body = b'{"Content":{}}'
     now = [""]

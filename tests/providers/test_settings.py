@@ -69,9 +69,7 @@ def named(variables: dict[str, str]) -> dict[str, str]:
         *(({"SMS_COUNTRIES": text}, COUNTRIES) for text in ("UK", "DE,+1", "Germany", "001", ",")),
     ],
 )  # fmt: skip
-def test_a_setting_that_is_missing_or_cannot_work_is_reported_with_the_remedy(
-    environ: dict[str, str], words: str
-) -> None:
+def test_a_setting_that_is_missing_or_cannot_work_is_named_with_the_remedy(environ: dict[str, str], words: str) -> None:
     has_providers = any("PROVIDERS" in name for name in environ)
     _, _, mistakes = examine(named(environ), needs=["providers"] if has_providers else ())
 

@@ -152,9 +152,7 @@ async def test_a_refused_login_keeps_its_words_and_has_a_remedy(reply: str, word
         ("421 4.7.0 Too many login attempts", "Too many login attempts", "Wait"),
     ],
 )
-async def test_a_temporarily_refused_login_keeps_its_words_and_is_no_fault(
-    reply: str, detail: str, remedy: str
-) -> None:
+async def test_a_login_refused_for_now_keeps_its_words_and_is_no_fault(reply: str, detail: str, remedy: str) -> None:
     async with scripted(offering("PLAIN", reply, reply)) as provider:
         outcome = (await send(provider, an_email())).outcome
         with pytest.raises(ProviderFault) as caught:

@@ -37,9 +37,7 @@ async def sent(server: ChoosyServer, *emails: OutgoingEmail) -> list[Outcome | N
         ("421 4.7.0 later", None),
     ],
 )
-async def test_a_recipient_that_is_refused_for_now_needs_a_further_attempt(
-    reply: str, follows_at_once: bool | None
-) -> None:
+async def test_a_recipient_refused_for_now_needs_a_further_attempt(reply: str, follows_at_once: bool | None) -> None:
     server = refuse((CEM, reply))
     email = an_email(to=(ANN, BOB), cc=(CEM,))
     (outcome,) = await sent(server, email)

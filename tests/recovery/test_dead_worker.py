@@ -507,9 +507,7 @@ async def looked(recovery: LedgerRecovery, is_done: Callable[[], bool]) -> bool:
     return is_done()
 
 
-async def test_a_session_that_does_not_end_delays_only_its_own_ledger_until_the_leases_expire(
-    host: Host, pool: Pool
-) -> None:
+async def test_a_session_that_does_not_end_delays_only_its_ledger_until_leases_expire(host: Host, pool: Pool) -> None:
     settlement = LedgerRecovery(settings(DISPATCHER_RUN_DIR=str(host.run_dir), DISPATCHER_LEASE_SECONDS="1"), pool)
     unnamed, wire, done = leases = await host.lease(3)
     async with make_pool(host.url, name="host:w1:18:cafe", size=1) as other_pool:

@@ -208,9 +208,7 @@ async def test_an_email_whose_later_time_had_come_may_have_been_sent_in_lost_com
     assert (row["status"], row["publish_due_at"] is None) == ("waiting" if is_waiting else "pending", is_waiting)
 
 
-async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_emails(
-    tables_url: str, books: Books
-) -> None:
+async def test_after_a_promotion_no_statement_changes_more_emails_than_a_batch(tables_url: str, books: Books) -> None:
     books.enqueue(5)
     was_promoted(books)
 

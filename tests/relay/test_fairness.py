@@ -140,9 +140,7 @@ async def test_beside_a_missing_queue_the_relay_goes_on_with_the_other_lanes_and
     assert set(await relay.take(20, "bulk")) == waiting
 
 
-async def test_queues_that_have_lost_their_binding_are_bound_again(
-    relay: Relay, topology: Topology, store: LeaseStore
-) -> None:
+async def test_queues_without_a_binding_are_bound_again(relay: Relay, topology: Topology, store: LeaseStore) -> None:
     queue = relay.settings.queue_of("bulk")
     for unbound in (queue, topology.dlq):
         await relay.rabbit.unbind_queue(unbound, topology.exchange)

@@ -132,9 +132,7 @@ async def relay(tables_url: str, books: Books) -> AsyncIterator[Publishing]:
         yield Publishing(CountingOutbox(session), books, tables_url)
 
 
-async def test_a_burst_that_workers_lease_is_published_once_and_never_marked(
-    relay: Publishing, store: LeaseStore
-) -> None:
+async def test_a_burst_that_workers_lease_is_published_once_without_marks(relay: Publishing, store: LeaseStore) -> None:
     email_ids = relay.books.enqueue(BURST)
     pointers = relay.queue.pointers()
 
@@ -150,7 +148,7 @@ async def test_a_burst_that_workers_lease_is_published_once_and_never_marked(
     assert relay.still_due() == set()
 
 
-async def test_a_burst_is_not_read_again_in_each_round_and_its_last_marks_are_made_in_batches(
+async def test_a_burst_is_not_read_again_in_each_round_and_its_last_marks_are_in_batches(
     relay: Publishing,
 ) -> None:
     email_ids = relay.books.enqueue(BURST)

@@ -126,9 +126,7 @@ async def test_an_email_that_expires_after_some_recipients_got_it_is_cancelled_a
     assert known or (status is Status.HELD and "unknown" in row["last_error"])
 
 
-async def test_a_held_email_that_expires_needs_no_operator_any_more(
-    outbox: Outbox, store: LeaseStore, books: Books
-) -> None:
+async def test_a_held_email_that_expires_needs_no_operator(outbox: Outbox, store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books, expires_at=soon())
     email_id, pending = lease.email_id, books.enqueue_one(expires_at=soon())
     await store.record([result(lease, Status.HELD)])

@@ -136,9 +136,7 @@ async def test_the_rate_is_halved_when_the_pause_is_over_and_not_before(pool: Po
 
 
 @pytest.mark.parametrize(("reason", "is_slower"), [(Reason.THROTTLED, True), (Reason.SERVER_ERROR, False)])
-async def test_only_throttling_slows_the_provider_down(
-    pool: Pool, books: Books, reason: Reason, is_slower: bool
-) -> None:
+async def test_only_throttling_slows_a_provider_down(pool: Pool, books: Books, reason: Reason, is_slower: bool) -> None:
     limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
     breaker = CircuitBreaker(lambda: 0.0, lambda *_: None)
     await limit.take()

@@ -76,7 +76,7 @@ def with_wrong_password(url: str) -> str:
     return url.replace(":", ":wrong", 2).replace(":wrong", ":", 1)
 
 
-def test_a_refused_connection_or_password_is_store_unavailable_and_the_password_is_not_repeated(
+def test_a_refused_connection_or_password_is_store_unavailable_and_no_password_is_repeated(
     tables_url: str,
 ) -> None:
     with pytest.raises(StoreUnavailable, match="not available"), connected(UNREACHABLE):

@@ -37,9 +37,7 @@ async def sample(session: AsyncSession, every_seconds: float = 0.0) -> int | Non
     return await save_sample(session, QUEUES, every_seconds=every_seconds)
 
 
-async def test_attempts_are_added_up_over_the_hours_without_reading_old_hours(
-    session: AsyncSession, books: Books
-) -> None:
+async def test_attempts_are_added_up_over_hours_without_reading_old_ones(session: AsyncSession, books: Books) -> None:
     now = datetime.now(UTC)
     count_attempts(books, now - 50 * HOUR, 1_000_000)
     count_attempts(books, now, 5)
@@ -60,9 +58,7 @@ async def test_attempts_are_added_up_over_the_hours_without_reading_old_hours(
     assert last["rejected"] == 2
 
 
-async def test_a_minute_has_one_sample_which_the_newest_replaces_for_three_days(
-    session: AsyncSession, books: Books
-) -> None:
+async def test_a_minute_has_one_sample_that_the_newest_replaces_for_3_days(session: AsyncSession, books: Books) -> None:
     await sample(session)
     books.connection.execute("update minute_sample set minute = date_trunc('minute', now())")
     books.connection.execute(
@@ -79,9 +75,7 @@ async def test_a_minute_has_one_sample_which_the_newest_replaces_for_three_days(
     assert 0 <= found.age_seconds < 60
 
 
-async def test_only_the_first_of_several_monitors_writes_a_sample(
-    session: AsyncSession, books: Books, tables_url: str
-) -> None:
+async def test_only_the_first_monitor_writes_a_sample(session: AsyncSession, books: Books, tables_url: str) -> None:
     async with await connect_async(tables_url, name="monitor 2") as other:
         stored = await asyncio.gather(sample(session, 60.0), sample(other, 60.0))
 
@@ -128,9 +122,7 @@ async def test_waiting_and_cancelled_emails_are_counted_and_not_pending(session:
     assert (found.oldest_pending_seconds, found.longest_due_seconds) == (None, None)
 
 
-async def test_age_and_latency_of_a_scheduled_email_count_from_its_schedule(
-    session: AsyncSession, books: Books
-) -> None:
+async def test_age_and_latency_of_scheduled_emails_count_from_the_schedule(session: AsyncSession, books: Books) -> None:
     scheduled, usual, sent = books.enqueue(3)
     now = datetime.now(UTC)
     books.change(scheduled, created_at=now - 50 * HOUR, due_since=now - HOUR / 2)
@@ -146,9 +138,7 @@ async def test_age_and_latency_of_a_scheduled_email_count_from_its_schedule(
     assert latency.p99_seconds == pytest.approx(2, abs=0.01)
 
 
-async def test_the_newest_emails_show_how_fast_each_host_and_each_provider_is(
-    session: AsyncSession, books: Books
-) -> None:
+async def test_the_newest_emails_show_how_fast_each_host_and_provider_is(session: AsyncSession, books: Books) -> None:
     now = datetime.now(UTC)
     for at, (worker, provider, seconds) in enumerate(
         [("mail-1:w0:7:ab", "smtp", 0.03), ("mail-1:w1:8:cd", "smtp", 0.05), ("mail-2:w0:7:ef", "ses", 0.45)]

@@ -103,9 +103,7 @@ async def test_large_content_and_attachments_are_read_separately_from_the_lease(
     )
 
 
-async def test_a_wrong_key_or_an_unknown_id_is_left_out_and_the_others_are_leased(
-    store: LeaseStore, books: Books
-) -> None:
+async def test_a_wrong_key_or_unknown_id_is_left_out_and_the_others_are_leased(store: LeaseStore, books: Books) -> None:
     right, wrong, empty = books.enqueue(3)
     unknown, foreign = new_email_id(), uuid4()
     books.connection.execute("delete from email_content where email_id = %s", [empty])
@@ -120,9 +118,7 @@ async def test_a_wrong_key_or_an_unknown_id_is_left_out_and_the_others_are_lease
     assert set(standing) == {right, wrong}
 
 
-async def test_two_racing_workers_never_lease_the_same_email(
-    store: LeaseStore, other_store: LeaseStore, books: Books
-) -> None:
+async def test_racing_workers_lease_no_email_twice(store: LeaseStore, other_store: LeaseStore, books: Books) -> None:
     keys = books.keys(books.enqueue(512))
 
     answers = await asyncio.gather(*[each.lease(keys, 60) for each in (store, other_store) for _ in range(3)])

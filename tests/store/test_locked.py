@@ -55,9 +55,7 @@ async def test_a_lock_on_the_row_or_on_its_keys_row_locks_an_email(
     assert await store.locked.find_locked([held, free]) == set()
 
 
-async def test_a_locked_email_is_left_out_until_its_lock_is_released(
-    store: LeaseStore, books: Books, tables_url: str
-) -> None:
+async def test_a_locked_email_is_left_out_until_it_is_free(store: LeaseStore, books: Books, tables_url: str) -> None:
     held, *others = books.enqueue(3)
     later = books.enqueue(1)
 

@@ -86,9 +86,7 @@ async def test_a_session_has_a_named_lock_until_it_ends(session: AsyncSession, o
     await until_answer(lambda: acquire(other, "relay"))
 
 
-async def test_a_released_lock_is_free_and_leaves_no_row(
-    session: AsyncSession, other: AsyncSession, books: Books
-) -> None:
+async def test_a_released_lock_is_free_and_has_no_row(session: AsyncSession, other: AsyncSession, books: Books) -> None:
     assert await acquire_free(session, ["relay", "relay_ready"]) == {"relay", "relay_ready"}
     assert await acquire_free(other, ["relay", "relay_ready", "webhooks"]) == {"webhooks"}
 
@@ -145,9 +143,7 @@ async def test_a_row_does_not_count_if_its_pid_now_belongs_to_another_session(
     assert await acquire(session, "relay")
 
 
-async def test_a_stranger_cannot_keep_a_named_lock_from_us(
-    session: AsyncSession, other: AsyncSession, url_of: UrlOf
-) -> None:
+async def test_strangers_keep_no_named_lock_from_us(session: AsyncSession, other: AsyncSession, url_of: UrlOf) -> None:
     with old_release(url_of("stranger"), "relay"):
         assert not await is_held_by_another(session, "relay")
         assert await acquire(session, "relay")
@@ -206,9 +202,7 @@ async def test_the_sessions_of_a_dead_worker_are_terminated_and_those_of_strange
     worker.close()
 
 
-async def test_the_sessions_of_strangers_are_neither_workers_nor_hosts(
-    tables_url: str, url_of: UrlOf, books: Books
-) -> None:
+async def test_strangers_sessions_are_neither_workers_nor_hosts(tables_url: str, url_of: UrlOf, books: Books) -> None:
     email_id = books.enqueue_one()
     url = url_of("stranger")
     with (

@@ -178,9 +178,7 @@ async def test_all_that_the_relay_has_to_do_is_next_due_at_its_time(
 
 
 @pytest.mark.parametrize("step", ["a scan in order", "a scan by tenant", "a wait"])
-async def test_what_was_written_since_the_last_look_is_in_the_next_record(
-    outbox: Outbox, books: Books, step: str
-) -> None:
+async def test_what_was_written_since_a_look_is_in_the_next_record(outbox: Outbox, books: Books, step: str) -> None:
     async def recorded_at() -> datetime:
         await outbox.follow_timeline()
         ((noted_at,),) = [row.values() for row in books.select("select noted_at from relay_timeline")]

@@ -89,9 +89,7 @@ async def test_no_event_is_written_until_an_application_wants_events(
     assert (suppressed.kind, suppressed.reason) == (OutgoingKind.SUPPRESSED, "suppressed")
 
 
-async def test_a_transaction_that_commits_late_loses_no_event(
-    session: AsyncSession, books: Books, tables_url: str
-) -> None:
+async def test_a_late_commit_loses_no_event(session: AsyncSession, books: Books, tables_url: str) -> None:
     first = announce(books.connection)
     with psycopg.connect(tables_url) as late:
         from_late = insert(late)
@@ -106,9 +104,7 @@ async def test_a_transaction_that_commits_late_loses_no_event(
     assert ids_of(after) == from_late + later
 
 
-async def test_a_reader_goes_through_the_feed_in_parts_and_sees_only_its_tenant(
-    session: AsyncSession, books: Books
-) -> None:
+async def test_a_reader_gets_the_feed_in_parts_and_only_of_its_tenant(session: AsyncSession, books: Books) -> None:
     wanted: list[UUID] = []
     for _ in range(5):
         insert(books.connection, "other", 7)
@@ -149,9 +145,7 @@ def test_a_text_that_is_no_cursor_is_refused() -> None:
             Cursor.parse(text)
 
 
-async def test_a_cursor_from_before_a_restore_or_a_promotion_goes_back_an_hour(
-    session: AsyncSession, books: Books
-) -> None:
+async def test_cursors_from_before_a_restore_or_promotion_go_back_an_hour(session: AsyncSession, books: Books) -> None:
     (old,) = announce(books.connection)
     books.connection.execute(
         "update outgoing_event set event_id = overlay(event_id::text placing %s from 1 for 13)::uuid",
@@ -242,9 +236,7 @@ async def test_an_email_that_a_promotion_made_held_is_an_event(session: AsyncSes
     assert (books.status(email_id), found.event.kind, found.event.reason) == ("held", "held", "outcome_unknown")
 
 
-async def test_a_full_disk_loses_neither_a_result_nor_its_event(
-    store: LeaseStore, session: AsyncSession, books: Books
-) -> None:
+async def test_a_full_disk_loses_no_result_and_no_event(store: LeaseStore, session: AsyncSession, books: Books) -> None:
     cursor = (await read_page(session, None, tenant="shop", limit=100)).next
     lease = await lease_one(store, books, tenant_id="shop")
 

@@ -229,7 +229,7 @@ async def test_event_and_polling_statements_planned_for_small_tables_scan_no_lar
     await assert_reads_few_rows(database_url, poll(held_id), poller.close, "planned poller")
 
 
-async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_of_a_large_one(
+async def test_a_search_for_due_emails_of_small_tenants_does_not_read_those_of_a_large_one(
     database_url: str,
 ) -> None:
     tenants = [f"small-{number}" for number in range(BATCH)]

@@ -154,9 +154,7 @@ async def test_an_undecided_email_is_deleted_after_its_limit(books: Books, prune
     assert kept(books, *expired, *waiting) == [ONLY_KEY if partition else NO_CONTENT] * 2 + [ALL] * 2
 
 
-async def test_undecided_emails_are_counted_a_week_before_they_lose_their_content(
-    books: Books, database_url: str
-) -> None:
+async def test_undecided_emails_are_counted_a_week_before_they_lose_content(books: Books, database_url: str) -> None:
     for days in (89, 84, 82, 10):
         enqueue_long_ago(books, "held", at=NOW - timedelta(days=days))
     discard(books, enqueue_long_ago(books, "held", at=NOW - timedelta(days=88)))

@@ -91,7 +91,7 @@ def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
     queries.schema.cache_clear()
 
 
-def test_enqueue_and_the_function_that_reads_the_secret_key_call_no_function_of_the_application(
+def test_enqueue_and_the_function_that_reads_the_secret_key_call_no_function_of_applications(
     tables_url: str,
 ) -> None:
     hashes = "select dispatcher.hash_addresses(array['ann@example.org'])"
@@ -137,9 +137,7 @@ def test_a_caller_of_the_function_cannot_read_the_secret_key_from_a_logged_plan(
     assert [text for text in notices for secret in secrets_in_plans if secret in text] == []
 
 
-def test_all_tables_and_functions_are_created_in_the_configured_schema(
-    empty_database_url: str, use_schema: UseSchema
-) -> None:
+def test_all_tables_and_functions_are_in_the_configured_schema(empty_database_url: str, use_schema: UseSchema) -> None:
     use_schema(WORD)
     with connected(empty_database_url) as connection:
         connection.execute("create table public.api_key (mine integer)")
@@ -354,9 +352,7 @@ def test_tables_of_another_text_or_release_are_refused_with_a_remedy(
         assert connection.execute("select * from dispatcher_migration").fetchall() == before
 
 
-def test_an_unmigrated_and_an_older_database_are_refused_with_a_remedy(
-    empty_database_url: str, tables_url: str
-) -> None:
+def test_an_unmigrated_or_older_database_is_refused_with_a_remedy(empty_database_url: str, tables_url: str) -> None:
     lacks = r"lacks \d+ migrations? of this release"
     with connected(empty_database_url) as connection, pytest.raises(SchemaError, match=lacks) as never:
         verify_schema(connection)

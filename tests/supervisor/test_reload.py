@@ -24,9 +24,7 @@ def parent(starter: ParentStarter) -> Program:
     return program
 
 
-def test_a_reload_replaces_all_processes_without_ever_having_fewer_workers(
-    parent: Program, starter: ParentStarter
-) -> None:
+def test_a_reload_replaces_all_processes_and_never_has_fewer_workers(parent: Program, starter: ParentStarter) -> None:
     before = {parent.pid_of(role) for role in EVERYBODY}
 
     parent.send(signal.SIGHUP)

@@ -42,9 +42,7 @@ async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attemp
 
 
 @pytest.mark.parametrize("prefetch", ["8", "256"])
-async def test_large_emails_share_the_memory_budget_and_delay_no_small_or_light_one(
-    bench: Bench, prefetch: str
-) -> None:
+async def test_large_emails_share_a_memory_budget_and_delay_no_small_or_light_one(bench: Bench, prefetch: str) -> None:
     bench.provider.always = wait_if_large
     large = [*bench.books.enqueue(1, attachments=TOO_LARGE), *bench.books.enqueue(9, attachments=LARGE)]
     small = [*bench.books.enqueue(45), *bench.books.enqueue(5, attachments=LIGHT)]

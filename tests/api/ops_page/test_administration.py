@@ -212,9 +212,7 @@ async def test_events_link_to_their_emails_and_are_filtered_and_paged(operator: 
     assert "bounced" in text_of(await operator.get("/ops/events?tenant_id=shop&since=1h")).split("Arrived")[1]
 
 
-async def test_a_webhook_is_tested_replayed_and_rotated_and_its_secret_is_shown_once(
-    operator: Browser, books: Books
-) -> None:
+async def test_a_webhook_is_tested_replayed_rotated_and_its_secret_shown_once(operator: Browser, books: Books) -> None:
     page = f"/ops/webhooks/{make_webhook(books, 'shop', 'https://127.0.0.1:1/hook')}"
     assert "https://127.0.0.1:1/hook" in text_of(await operator.get("/ops/webhooks"))
 
@@ -230,9 +228,7 @@ async def test_a_webhook_is_tested_replayed_and_rotated_and_its_secret_is_shown_
     assert "whsec_" not in text_of(await operator.get(page))
 
 
-async def test_revoking_a_key_ends_the_sessions_that_were_opened_with_it(
-    operator: Browser, ops_api: Api, books: Books
-) -> None:
+async def test_revoking_a_key_ends_the_sessions_opened_with_it(operator: Browser, ops_api: Api, books: Books) -> None:
     key = make_key(books.connection, scopes=["operate"], tenant_id=None, name="lost laptop")
     other = await signed_in(ops_api, key)
     assert (await other.get("/ops/keys")).status == 200

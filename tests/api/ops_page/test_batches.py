@@ -63,9 +63,7 @@ async def test_only_chosen_emails_are_changed_and_the_others_are_counted(operato
     assert "1 confirmed; 1 of the chosen emails is not held" in text_of(changed)
 
 
-async def test_a_large_change_goes_on_page_by_page(
-    operator: Browser, books: Books, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_changes_go_page_by_page(operator: Browser, books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "MOST", 2)
     held = [dead_email(books, "held") for _ in range(3)]
     page = await operator.get("/ops/held/confirm")

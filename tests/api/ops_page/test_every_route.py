@@ -164,9 +164,7 @@ async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
     assert books.select("select * from ops_session") == []
 
 
-async def test_a_session_ends_when_it_is_idle_or_old(
-    ops_api: Api, operator_key: str, connection: psycopg.Connection
-) -> None:
+async def test_a_session_ends_if_idle_or_old(ops_api: Api, operator_key: str, connection: psycopg.Connection) -> None:
     idle, old = ops_api.settings.ops_idle_seconds, ops_api.settings.ops_session_seconds
     for used_ago, began_ago, status in ((0.9 * idle, 0, 200), (1.1 * idle, 0, 303), (0, 1.1 * old, 303)):
         operator = await signed_in(ops_api, operator_key)

@@ -53,9 +53,7 @@ def test_a_time_without_a_zone_is_in_the_visitors_zone() -> None:
     assert in_zone(datetime.max.replace(tzinfo=UTC), BERLIN).year == 9999
 
 
-async def test_times_are_shown_and_typed_in_the_browsers_zone_which_the_page_names(
-    operator: Browser, books: Books
-) -> None:
+async def test_times_are_shown_and_typed_in_the_browsers_zone_which_is_named(operator: Browser, books: Books) -> None:
     email_id = dead_email(books)
     books.change(email_id, created_at=datetime.now(UTC) - timedelta(minutes=30))
     operator.cookies[ZONE_COOKIE] = "Europe/Berlin"
@@ -104,9 +102,7 @@ async def test_subjects_are_shown_as_the_setting_says(
     assert f" {words} normal" in page
 
 
-async def test_filters_have_the_same_names_everywhere_and_the_earlier_names_work(
-    operator: Browser, books: Books
-) -> None:
+async def test_filters_have_the_same_names_everywhere_and_earlier_names_work(operator: Browser, books: Books) -> None:
     mine = books.enqueue_one(tenant_id="shop")
     dead = dead_email(books, tenant_id="shop")
     for path, email_id, earlier in (
