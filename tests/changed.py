@@ -25,7 +25,7 @@ def paths_of(changed: Iterable[str], checkout: Path = CHECKOUT) -> list[str]:
     changed = set(changed)
     if changed & _OF_ALL:
         return ["tests"]
-    imports = {path: set(_imported(checkout / path)) for path in _python_files(checkout, "tests")}
+    imports = {str(path.relative_to(checkout)): {*_imported(path)} for path in (checkout / "tests").rglob("*.py")}
     touched = {_module(path) for path in changed if path.endswith(".py")}
     found = set(changed & imports.keys())
     while more := {path for path, names in imports.items() if names & touched} - found:
@@ -36,11 +36,6 @@ def paths_of(changed: Iterable[str], checkout: Path = CHECKOUT) -> list[str]:
     rooms = {room for room in rooms if (checkout / room).exists()}
     files = {path for path in found if Path(path).name.startswith("test_") and (checkout / path).exists()}
     return sorted(rooms | {path for path in files if not any(path.startswith(f"{room}/") for room in rooms)})
-
-
-def _python_files(checkout: Path, folder: str) -> Iterator[str]:
-    for path in (checkout / folder).rglob("*.py"):
-        yield str(path.relative_to(checkout))
 
 
 def _module(path: str) -> str:

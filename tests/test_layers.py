@@ -98,6 +98,7 @@ ROOMS: Final = sorted(
     | {path.name for path in FOLDER.iterdir() if path.is_dir() and any(path.glob("**/*.py"))}
 )
 FLOOR_OF: Final = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+GUARDS: Final = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def room_of(module: str) -> str:
@@ -109,20 +110,12 @@ def imports_of(path: Path) -> Iterator[Import]:
     parts = ("dispatcher", *path.relative_to(FOLDER).with_suffix("").parts)
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]
     nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    guards = [node for node in nodes if isinstance(node, ast.If) and _is_type_checking(node.test)]
+    guards = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) in GUARDS]
     for_types = {id(node) for guard in guards for statement in guard.body for node in ast.walk(statement)}
     for node in nodes:
         for module in _modules(node, parts[:-1]):
             where = f"{'/'.join(parts)}.py:{getattr(node, 'lineno', 0)}"
             yield Import(where, ".".join(parts).removesuffix(".__init__"), room, module, id(node) in for_types)
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    match test:
-        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
-            return True
-        case _:
-            return False
 
 
 def _modules(node: ast.AST, package: tuple[str, ...]) -> list[str]:

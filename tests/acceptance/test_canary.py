@@ -89,7 +89,8 @@ def test_nothing_private_leaks_anywhere(place: Setup) -> None:
     listener = run.await_events("http.listening")["listener"]
 
     _send_in_every_way(place, run)
-    api = _ask_the_api(place)
+    api = host.command("api", **{**place.settings, "API_ADDRESS": "127.0.0.1:0", "API_ALLOW_ANONYMOUS": "on"})
+    place.output["the API's answers"] = ask_everything(api.await_events("api.started")["listener"])
     host.rabbit.publish(host.topology.queue, *BAD_BODIES[:2], b"\x1b]0;" + canary.RECIPIENT.encode())
     run.await_events("message.rejected", 3)
     _look_at_everything(place, listener)
@@ -174,12 +175,6 @@ def _title(pid: int) -> bytes:
     with suppress(OSError):  # the process may have exited
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
-
-
-def _ask_the_api(place: Setup) -> Program:
-    api = place.host.command("api", **{**place.settings, "API_ADDRESS": "127.0.0.1:0", "API_ALLOW_ANONYMOUS": "on"})
-    place.output["the API's answers"] = ask_everything(api.await_events("api.started")["listener"])
-    return api
 
 
 def _look_at_everything(place: Setup, listener: str) -> None:

@@ -99,7 +99,7 @@ def test_replayed_emails_are_sent_once_and_their_dead_letters_leave_the_dlq(plac
     ids = place.enqueue(emails(3, name="replayed"))
     assert place.await_outcome(ids) == {"failed": 3}
     place.sink.behave()
-    command = CommandLine(place.host.folder, place.host.environment()).without_process
+    command = CommandLine(place.host.folder, place.host.environment(), needs_process=False)
 
     assert command("dlq", "replay", *map(str, ids), "--reason", "mended", "--yes").code == 0
 

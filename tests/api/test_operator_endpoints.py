@@ -286,9 +286,7 @@ async def test_a_sending_key_changes_single_emails_of_its_tenant_only(api: Api, 
     assert column(connection, "status") == {"other": "pending", "k-1": "cancelled", "k-2": "cancelled"}
 
 
-async def test_a_filter_or_all_emails_must_be_chosen_and_dry_run_only_counts(
-    api: Api, connection: psycopg.Connection
-) -> None:
+async def test_a_filter_or_all_must_be_chosen_and_dry_run_only_counts(api: Api, connection: psycopg.Connection) -> None:
     for number in range(3):
         await api.post(f"k-{number}")
     connection.execute("update email_log set lane = 'bulk' where message_key <> 'k-0'")

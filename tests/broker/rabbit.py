@@ -158,9 +158,6 @@ class Operator:
         self._request("PUT", f"/api/users/{user}", {"password": password, "tags": tags})
         self._request("PUT", f"/api/permissions/%2F/{user}", {"configure": "", "write": "", "read": "", **permissions})
 
-    def delete_user(self, user: str) -> None:
-        self._request("DELETE", f"/api/users/{user}")
-
     def _request(self, method: str, path: str, fields: object = None) -> bytes:
         status, body = self.request(method, path, fields)
         assert status < 300, (status, body)

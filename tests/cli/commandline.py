@@ -62,10 +62,6 @@ class CommandLine:
     needs_process: bool = True
     program: tuple[str, ...] = PROGRAM
 
-    @property
-    def without_process(self) -> CommandLine:
-        return replace(self, needs_process=False)
-
     def having(self, **variables: str | None) -> CommandLine:
         merged = {**self.environment, **variables}
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})

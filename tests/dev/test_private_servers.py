@@ -9,11 +9,9 @@ import re
 import stat
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -23,6 +21,7 @@ from dispatcher.dev.keeper import Plan, ProcessIdentity
 from dispatcher.dev.processes import Processes
 from dispatcher.dev.servers import Servers, guess_management_url, private_servers, start, status, stop
 from dispatcher.errors import ServerUnavailable
+from tests.broker.rabbit import Operator
 from tests.waiting import wait_until
 
 OWNER = """
@@ -101,12 +100,9 @@ def test_postgresql_requires_its_password(servers: Servers) -> None:
 
 
 def test_rabbitmq_requires_its_password_and_has_no_guest(servers: Servers) -> None:
-    parts = urlsplit(servers.management_url)
-    request = urllib.request.Request(f"http://{parts.hostname}:{parts.port}/api/overview")
-    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")  # guest:guest
+    guessed = re.sub("//.*@", "//guest:guest@", servers.management_url)
 
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(request)
+    assert Operator(guessed).request("GET", "/api/overview")[0] == HTTPStatus.UNAUTHORIZED
 
 
 @pytest.mark.usefixtures("unnamed")

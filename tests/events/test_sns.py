@@ -248,9 +248,7 @@ async def amazon(sns: Sns) -> AsyncIterator[Amazon]:
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
-async def test_genuine_messages_are_accepted_beside_forged_ones_when_the_certificate_is_new(
-    amazon: Amazon, repeats: int
-) -> None:
+async def test_genuine_messages_pass_beside_forged_ones_with_a_new_certificate(amazon: Amazon, repeats: int) -> None:
     verifier, tasks, genuine = amazon.verifier(), [], []
     for second in range(40):
         forged = [amazon.forged(f"{second}x{number // repeats}") for number in range(FORGED_PER_SECOND)]

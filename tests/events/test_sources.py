@@ -161,9 +161,7 @@ def test_every_kind_of_sendgrids_events_is_known(event: dict[str, Any], expected
         *(({"timestamp": value}, Skipped.MALFORMED) for value in (None, "1600112492", True, -1, 10**12, 10**30)),
     ],
 )
-def test_an_event_that_is_not_ours_or_not_valid_is_counted_and_the_others_are_kept(
-    event: dict[str, Any], why: Skipped
-) -> None:
+def test_an_event_not_ours_or_not_valid_is_counted_and_the_others_are_kept(event: dict[str, Any], why: Skipped) -> None:
     body = json.dumps([sendgrid_event(ID), {**sendgrid_event(ID), **event}, sendgrid_event(ID, "open")]).encode()
 
     assert words(sendgrid.parse(body)) == f"delivered ann, opened ann, {why} 1"

@@ -154,9 +154,7 @@ async def test_the_oldest_emails_are_named_without_addresses(tables_url: str, bo
     assert alert.correlation_ids == ("<address>", *(f"order-{number}" for number in range(9)))
 
 
-async def test_undecided_emails_about_to_lose_their_content_raise_an_alert_until_decided(
-    tables_url: str, books: Books
-) -> None:
+async def test_emails_about_to_lose_their_content_raise_an_alert_until_decided(tables_url: str, books: Books) -> None:
     email_id = insert_failed(books, "order-17", age=timedelta(days=UNDECIDED_DAYS - 6))
     insert_failed(books, None, age=timedelta(days=UNDECIDED_DAYS - 8))
     books.connection.execute(
@@ -214,9 +212,7 @@ async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_ur
     assert "Tenant acme is paused by ann" in summary(one.channel.accepted[0])
 
 
-async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(
-    tables_url: str, books: Books, due: UUID
-) -> None:
+async def test_events_of_emails_nobody_sent_raise_an_alert_for_a_day(tables_url: str, books: Books, due: UUID) -> None:
     async with host(tables_url) as one:
         await one.check()
         assert one.checks.alerts[Kind.IMPOSSIBLE_EVENTS].is_firing is False

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -238,14 +239,11 @@ async def test_the_dead_letter_of_a_deleted_email_is_audited_before_its_removal(
     await queue.publish_dead_letters([early])
     lose(queue, early, late)
 
-    async def announce_late() -> None:
-        await queue.publish(late_letter)
-
     async def break_off() -> None:
         raise BrokerUnavailable("RabbitMQ went away.")
 
     async with await open_connection(servers.amqp_url, name="operator") as connection:
-        dlq = Eventful(connection, queue.topology.dlq, [announce_late, break_off])
+        dlq = Eventful(connection, queue.topology.dlq, [partial(queue.publish, late_letter), break_off])
         with pytest.raises(BrokerUnavailable):
             await reconcile(queue.session, dlq, ACT)
         left = await bodies(dlq)

@@ -392,9 +392,7 @@ async def _request(reader: asyncio.StreamReader) -> None:
 
 
 @pytest.mark.parametrize("octets", [1, 20, 60, 1000])
-async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
-    octets: int, transport: HttpTransport
-) -> None:
+async def test_an_unrequested_response_is_not_taken_for_the_next_one(octets: int, transport: HttpTransport) -> None:
     """The server begins an unrequested response right after the first response. It ends this response at once, or after
     it has read the next request."""
     unasked = ACCEPTED % b"unasked"

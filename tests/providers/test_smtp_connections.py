@@ -251,9 +251,7 @@ async def test_a_reply_that_is_unread_in_the_socket_at_the_deadline_counts(tmp_p
         ("worker-1", "2001:db8::7", "[IPv6:2001:db8::7]"),
     ],
 )
-def test_ehlo_has_our_host_name_or_our_ip_address(
-    host: str, address: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ehlo_names_our_host_or_ip_address(host: str, address: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host)
 
     assert default_ehlo_name(address) == name

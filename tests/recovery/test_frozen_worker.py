@@ -179,9 +179,7 @@ async def test_emails_on_the_wire_are_left_to_their_worker_for_a_while(frozen: F
 
 
 @pytest.mark.parametrize("policy", OnUncertain)
-async def test_a_late_answer_of_a_woken_worker_counts_only_if_it_is_an_acceptance(
-    frozen: Frozen, policy: OnUncertain
-) -> None:
+async def test_a_woken_workers_late_answer_counts_only_as_an_acceptance(frozen: Frozen, policy: OnUncertain) -> None:
     host = frozen.host
     accepted, rejected = await host.lease(2, on_uncertain=policy)
     for each in (accepted, rejected):
@@ -246,9 +244,7 @@ async def test_an_unreadable_ledger_is_reported_and_no_lease_is_taken(frozen: Fr
     assert frozen.host.statuses(each) == ["sending"]
 
 
-async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_worker_that_renews(
-    clock: SteeredClock, frozen: Frozen
-) -> None:
+async def test_a_jump_of_postgresqls_clock_takes_no_lease_that_is_renewed(clock: SteeredClock, frozen: Frozen) -> None:
     wire, unsent = await frozen.host.lease(2)
     on_the_wire(frozen.ledger, wire)
     await frozen.look(5)

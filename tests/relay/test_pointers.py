@@ -221,9 +221,7 @@ async def test_unconfirmed_messages_of_a_burst_are_published_in_the_next_round(r
     assert relay.queue.taken == dict.fromkeys(email_ids, 1)
 
 
-async def test_an_email_that_becomes_due_again_while_remembered_is_published_again(
-    relay: Publishing, store: LeaseStore
-) -> None:
+async def test_an_email_due_again_while_remembered_is_published_again(relay: Publishing, store: LeaseStore) -> None:
     email_ids = relay.books.enqueue(BURST)
     pointers = relay.queue.pointers(check_share=NEVER)
     await relay.all(pointers)

@@ -240,9 +240,7 @@ async def test_a_task_cancelled_while_the_pool_checks_its_sessions_ends(tables_u
 
 
 @pytest.mark.parametrize("is_translated_within", [False, True])
-async def test_a_session_opened_while_the_server_was_read_only_is_not_kept(
-    tables_url: str, is_translated_within: bool
-) -> None:
+async def test_a_session_of_a_read_only_server_is_not_kept(tables_url: str, is_translated_within: bool) -> None:
     pool = make_pool(tables_url, name="demoted", size=1)
     await pool.open(wait=True)
 

@@ -178,9 +178,7 @@ def test_functions_find_our_tables_with_any_search_path(tables_url: str) -> None
     assert loose == [("hash_addresses",)]  # in this function, every name has its schema
 
 
-def test_tables_in_another_schema_are_reported_with_the_setting_to_use(
-    empty_database_url: str, use_schema: UseSchema
-) -> None:
+def test_tables_in_another_schema_are_reported_with_the_setting(empty_database_url: str, use_schema: UseSchema) -> None:
     with connected(empty_database_url) as connection:
         use_schema("public")
         migrate(connection)

@@ -40,12 +40,6 @@ def is_put_back(bench: Bench, email_id: UUID) -> bool:
     return row["status"] == "pending" and row["publish_due_at"] is not None and row["published_at"] is None
 
 
-async def until_in_force() -> None:
-    """Waits for the two seconds after which a pause is in force."""
-    begun_at = time.monotonic()
-    await until(lambda: time.monotonic() > begun_at + 2)
-
-
 @pytest.mark.parametrize("are_together", [False, True], ids=["messages", "a bundle in bulk calls"])
 async def test_messages_of_a_paused_tenant_are_acked_and_emails_put_back(bench: Bench, are_together: bool) -> None:
     provider = ScriptedBulk()
@@ -119,7 +113,8 @@ async def test_a_paused_lane_keeps_its_messages_while_the_other_lanes_are_sent(b
     await bench.deliver(bulk, lane="bulk")
     await until(lambda: len(bench.provider.waiting) == 4)
     pause(bench.books.connection, "lane", "bulk")
-    await until_in_force()
+    in_force_at = time.monotonic() + 2
+    await until(lambda: time.monotonic() > in_force_at)
     bench.provider.let_go()
     normal = await bench.enqueue(20)
 

@@ -99,14 +99,6 @@ async def test_suppressed_recipients_are_left_out_and_listed_like_refused_ones(b
     await bench.nothing_left_on_the_queue()
 
 
-@asynccontextmanager
-async def locked_entries(bench: Bench) -> AsyncIterator[None]:
-    bench.books.connection.execute("begin")
-    bench.books.connection.execute("lock table suppression in access exclusive mode")
-    yield
-    bench.books.connection.execute("rollback")
-
-
 async def is_suppressed(bench: Bench, address: str) -> bool:
     (email_id,) = await bench.enqueue(to=address)
     await until(lambda: bench.books.status(email_id) in ("sent", "failed"))
@@ -218,7 +210,8 @@ async def test_a_drain_releases_emails_whose_recipients_are_being_checked(bench:
     suppress(bench.books.connection, ANN)
     worker = await bench.start()
     (email_id,) = bench.books.enqueue()
-    async with locked_entries(bench):
+    with bench.books.connection.transaction():
+        bench.books.connection.execute("lock table suppression in access exclusive mode")
         await bench.deliver([email_id])
         await until(lambda: bench.books.status(email_id) == "sending")
 

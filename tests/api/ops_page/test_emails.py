@@ -226,9 +226,7 @@ async def test_another_tenants_email_is_not_found_by_any_name(shop_operator: Bro
     assert (str(mine) in found, str(other) in found) == (True, False)
 
 
-async def test_a_tenant_sees_neither_hosts_nor_the_words_of_the_services_operators(
-    shop_operator: Browser, books: Books
-) -> None:
+async def test_a_tenant_sees_neither_hosts_nor_the_words_of_operators(shop_operator: Browser, books: Books) -> None:
     email_id = dead_email(books, "held", locked_by=HOSTS, tenant_id="shop")
     attempt = {"attempt_number": 1, "worker": HOSTS, "provider": "ses", "outcome": "uncertain"}
     write(books, "email_attempt", email_id=email_id, started_at="now", finished_at="now", **attempt)

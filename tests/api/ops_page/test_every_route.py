@@ -121,9 +121,7 @@ async def test_every_address_of_another_tenants_email_answers_404(
     assert books.select("select * from operator_audit where action not in ('export', 'sign_in')") == []
 
 
-async def test_a_visitor_signs_in_with_a_key_and_gets_to_the_page_that_was_asked_for(
-    browser: Browser, operator_key: str
-) -> None:
+async def test_a_visitor_signs_in_with_a_key_and_gets_the_page_asked_for(browser: Browser, operator_key: str) -> None:
     asked = await browser.get("/ops/emails?status=held")
     form = await browser.follow()
     entered = await browser.submit("/sign-in", key=operator_key)
