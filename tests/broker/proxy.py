@@ -6,6 +6,8 @@ import asyncio
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
+from dispatcher.dev.recording_server import stop
+
 
 class Proxy:
     """Forwards bytes in both directions until a test disturbs it.
@@ -41,8 +43,7 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.cut()
+        await stop(self._server, self.cut)
         self.thaw()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
