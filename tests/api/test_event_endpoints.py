@@ -400,7 +400,7 @@ def test_the_command_reads_the_token_that_verifies_callbacks(monkeypatch: pytest
     assert getattr(api_settings().own["twilio"], "auth_token", None) == TOKEN
 
 
-async def test_post_suppresses_the_recipient_once_and_get_nobody(api: Api, connection: psycopg.Connection) -> None:
+async def test_post_suppresses_the_recipient_once_and_get_none(api: Api, connection: psycopg.Connection) -> None:
     email_id = UUID((await api.post("a", EMAIL | {"to": ["Ann <ann@example.org>"]})).json["id"])
     path = f"/v1/unsubscribe/{hasher_of(connection).unsubscribe_token(email_id, 'ann@example.org')}"
 
