@@ -25,6 +25,7 @@ def setting(
     is_secret_path: bool = False,
     empty: T | None = None,
     needed: str | None = None,
+    shared: bool | None = None,
 ) -> T:
     """Declares a field of `Settings`, or of a provider's settings.
 
@@ -39,8 +40,11 @@ def setting(
         is_secret_path: Whether the value is a URL whose path is secret.
         empty: The value if the variable is unset and `default` is None.
         needed: If the provider requires this setting: a phrase that says what to set the variable to. Otherwise None.
+        shared: Whether an account that does not set it has the value of its provider. By default, if it is neither
+            needed nor secret: so that a missing login never becomes the login of another account.
     """
-    declared = Setting("", variable or "", parse, default, about, secret, is_secret_path, needed)
+    is_shared = not (secret or needed) if shared is None else shared
+    declared = Setting("", variable or "", parse, default, about, secret, is_secret_path, needed, is_shared)
     if default is None:
         return field(default=empty, repr=not secret, metadata={Setting: declared})  # type: ignore[return-value]
     return field(default_factory=lambda: parse(default), repr=not secret, metadata={Setting: declared})
@@ -57,6 +61,7 @@ class Setting(NamedTuple):
     secret: bool
     is_secret_path: bool
     needed: str | None
+    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True)
