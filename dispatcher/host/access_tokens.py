@@ -30,8 +30,8 @@ from dispatcher.transport.oauth import GrantedToken, OAuthGrant
 EARLY_SECONDS: Final = 300.0
 """A token is renewed this long before it expires, or after three quarters of its life if that is later."""
 FRESH_SECONDS: Final = 60.0
-"""A token that has logged in nowhere is not replaced for this long after it was requested: a new one would be refused
-for the same reason."""
+"""A token with which no login has succeeded is not replaced for this long after it was requested: the server
+would refuse a new one for the same reason."""
 RETRY_SECONDS: Final = 30.0
 """After a failed renewal, the next one begins after this time, while the old token is valid."""
 LOCKED_SECONDS: Final = 0.1
@@ -63,20 +63,20 @@ class AccessTokens:
     def __init__(
         self,
         grant: OAuthGrant,
-        provider: str,
         request: Callable[[OAuthGrant], Awaitable[GrantedToken]],
         *,
         folder: Path | None,
         clock: Callable[[], float] = steady_clock,
+        name: Callable[[], str] = lambda: "",
     ) -> None:
-        """`folder`: the run directory; None if no other process shares the tokens."""
+        """`folder`: the run directory; None if no other process shares the tokens. `name`: the provider's, for logs."""
         self._grant = grant
-        self._provider = provider
+        self._name = name
         self._request = request
         self._clock = clock
         # With other settings, the file is another one.
-        name = sha256(orjson.dumps([*sorted(grant.form.items()), ("url", grant.token_url)])).hexdigest()[:24]
-        self._path = folder / f"oauth-{name}.json" if folder and _is_ours(folder) else None
+        self._key = sha256(orjson.dumps([*sorted(grant.form.items()), ("url", grant.token_url)])).hexdigest()[:24]
+        self._path = folder / f"oauth-{self._key}.json" if folder and _is_ours(folder) else None
         self._stored = _Stored()
         self._proven = self._refused = ""  # the tokens with which the last login succeeded, and failed
         self._pending: asyncio.Task[AccessToken] | None = None
@@ -125,11 +125,11 @@ class AccessTokens:
     def _on_renewed(self, done: asyncio.Task[AccessToken]) -> None:
         self._pending = None
         if not done.cancelled():
-            done.exception()  # whoever waits for the task gets it, too
+            done.exception()  # marks it as seen; callers that wait for the task get it, too
 
     def _report(self, done: asyncio.Task[AccessToken]) -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
-            fields = {"provider": self._provider, "reason": str(error), "retry_in_seconds": RETRY_SECONDS}
+            fields = {"provider": self._name(), "reason": str(error), "retry_in_seconds": RETRY_SECONDS}
             get_log().warning("provider.token_not_renewed", **fields)
 
     async def _renew(self) -> AccessToken:
@@ -164,7 +164,7 @@ class AccessTokens:
     def _keep(self, found: _Stored) -> None:
         self._stored = found
         assert found.token is not None
-        OWN_SECRETS.register(f"OAuth {self._provider}", [found.token.text, found.refresh_token])
+        OWN_SECRETS.register(f"OAuth {self._key}", [found.token.text, found.refresh_token])
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:

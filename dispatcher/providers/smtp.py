@@ -196,7 +196,7 @@ class SmtpProvider:
             proxy = proxy_for(grant.token_url) if grant.token_url.startswith("https:") else None
             self._endpoint = HttpTransport(connections=1, ca_file=ca_file, proxy=proxy)
             request = partial(request_token, provider=NAME, transport=self._endpoint)
-            self._tokens = AccessTokens(grant, NAME, request, folder=run_dir)
+            self._tokens = AccessTokens(grant, request, folder=run_dir, name=lambda: self.name)
         self._pool = ConnectionPool(
             self._open,
             connections=own.connections,

@@ -21,7 +21,7 @@ from dispatcher.host.access_tokens import AccessTokens
 from dispatcher.providers.smtp import EXCHANGE_SCOPE, SmtpProvider, SmtpSettings
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.oauth import OAuthGrant, TokenUnavailable, request_token
-from tests.providers.emails import an_email, send
+from tests.providers.emails import SOON_SECONDS, an_email, send
 from tests.providers.listeners import close_at_once, closing, listening
 from tests.providers.token_endpoint import REFUSALS, SECRETS, TokenEndpoint, token_endpoint
 from tests.waiting import until
@@ -107,11 +107,8 @@ async def test_a_refresh_token_that_the_server_replaces_is_replaced_until_the_se
     async with place.provider(oauth_refresh_token=REFRESH, oauth_client_secret="") as provider:
         for used in (REFRESH, RENEWED):
             assert isinstance(await sent(provider), Accepted)
-            assert place.endpoint.forms[-1] == {
-                "grant_type": "refresh_token",
-                "client_id": "app",
-                "refresh_token": used,
-            }
+            form = {"grant_type": "refresh_token", "client_id": "app", "refresh_token": used}
+            assert place.endpoint.forms[-1] == form
             place.endpoint.issued.clear()
         place.endpoint.answer = REFUSALS["revoked"]
         assert isinstance(await sent(provider), ProviderFault)
@@ -175,9 +172,6 @@ async def test_a_refused_login_names_the_permission_and_repeats_no_token(
     assert USER not in str(fault)
     assert not [secret for secret in SECRETS if secret in str(fault)]
     assert place.requests == 1
-
-
-async def test_a_server_without_xoauth2_gets_no_token(place: Place) -> None:
     place.sink.behaviour.login_methods = "PLAIN LOGIN"
     assert "AUTH XOAUTH2" in str(await place.outcome())
 
@@ -200,6 +194,20 @@ async def test_a_token_endpoint_that_fails_for_now_concerns_the_provider_and_no_
     assert "the token endpoint" in str(outcome.detail)
 
 
+async def test_an_email_that_waits_too_long_for_a_token_was_not_tried_and_the_request_serves_the_next(
+    place: Place,
+) -> None:
+    place.endpoint.open.clear()
+    async with place.provider() as provider:
+        late = (await send(provider, an_email(), seconds=SOON_SECONDS)).outcome
+        place.endpoint.open.set()
+        assert isinstance(await sent(provider), Accepted)
+
+    assert isinstance(late, Deferred)
+    assert (late.reason, late.concern) == (Reason.TIMEOUT_BEFORE_SEND, Concern.PROVIDER)
+    assert place.requests == 1
+
+
 class Host:
     """The processes of a host, whose steady clock the test moves."""
 
@@ -212,7 +220,7 @@ class Host:
     async def process(self) -> AsyncIterator[AccessTokens]:
         async with closing(HttpTransport(connections=1)) as transport:
             request = partial(request_token, provider="smtp", transport=transport)
-            tokens = AccessTokens(self.grant, "smtp", request, folder=self.folder, clock=lambda: self.now)
+            tokens = AccessTokens(self.grant, request, folder=self.folder, clock=lambda: self.now)
             async with closing(tokens):
                 yield tokens
 

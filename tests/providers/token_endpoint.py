@@ -38,17 +38,9 @@ REFUSALS: dict[str, tuple[int, dict[str, object]]] = {
 
 @dataclass
 class TokenEndpoint:
-    """Issues a new token for each request.
-
-    Attributes:
-        answer: The status and the document to answer instead.
-        life: The value of `expires_in`; None to leave it out.
-        renewed: The refresh token of an answer.
-        date: The header `Date`: a clock that is wrong.
-        open: While it is cleared, the server does not answer.
-        forms: The fields of each request.
-        issued: The valid tokens: those of the SMTP server's behaviour.
-    """
+    """Issues a new token for each request, then in `issued`, or gives the `answer` instead. `life` is the value of
+    `expires_in` (None: left out), `renewed` a refresh token in the answer, and `date` the header of a clock that is
+    wrong. While `open` is cleared, the server does not answer. `forms` are the fields of each request."""
 
     answer: tuple[int, dict[str, object]] | None = None
     life: object = 3600
