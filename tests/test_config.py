@@ -115,7 +115,7 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         (
             "DISPATCHER_PROVIDERS",
             "smtp://ann:secret@mx",
-            "has an unknown provider: a text that is not a name. Choose from",
+            "has an account of smtp whose name is not valid",
         ),
         ("DISPATCHER_ALLOWED_PROVIDER_HEADERS", "X-MC-*", "may have only the characters"),
         ("DISPATCHER_ALLOWED_PROVIDER_HEADERS", "X-MC-Tags,bcc", "has bcc, a header that an email may never set"),
@@ -228,6 +228,8 @@ SECRETS = {
     "DISPATCHER_TWILIO_WEBHOOK_SECRETS": "a-secret-of-a-shared-key",
     "DISPATCHER_TWILIO_CALLBACK_URL": "https://app:secret@mail.example/v1/events/twilio",
     "DISPATCHER_SMTP_BOUNCE_KEYS": "a-secret-key-of-at-least-32-characters",
+    "DISPATCHER_SMTP_OAUTH_CLIENT_SECRET": "a-secret-of-the-app",
+    "DISPATCHER_SMTP_OAUTH_REFRESH_TOKEN": "a-refresh-token",
     "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
     "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/secret-token",
     "DISPATCHER_ALERT_SMTP_URL": "smtps://app:smtp-secret@mx.example",
@@ -235,7 +237,13 @@ SECRETS = {
     "DISPATCHER_RESEND_EVENTS_SECRETS": WEBHOOK_SECRET,
     "DISPATCHER_OPS_OIDC_CLIENT_SECRET": "oidc-secret",
 }
+OAUTH = {
+    "DISPATCHER_SMTP_OAUTH_TOKEN_URL": "https://id.example/token",
+    "DISPATCHER_SMTP_OAUTH_CLIENT_ID": "app",
+}
 COMPANIES = {
+    "DISPATCHER_SMTP_OAUTH_CLIENT_SECRET": OAUTH,
+    "DISPATCHER_SMTP_OAUTH_REFRESH_TOKEN": OAUTH,
     "DISPATCHER_ALERT_SMTP_URL": {
         "DISPATCHER_ALERT_EMAIL_FROM": "a@b.example",
         "DISPATCHER_ALERT_EMAIL_TO": "b@b.example",
@@ -286,7 +294,8 @@ class TestSecrets:
         assert "secret" not in mistake.replace(str(path), "")
 
     def test_printed_settings_show_no_secret(self) -> None:
-        settings = load(SECRETS | COMPANIES["DISPATCHER_ALERT_SMTP_URL"])
+        secrets = {name: text for name, text in SECRETS.items() if "SMTP_OAUTH" not in name}  # instead of a password
+        settings = load(secrets | COMPANIES["DISPATCHER_ALERT_SMTP_URL"])
 
         shown = f"{settings!r} {settings} {settings.of(SmtpSettings).url!r}"
         assert "secret" not in shown.replace("_secret", "")

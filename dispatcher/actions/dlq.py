@@ -33,10 +33,11 @@ def _provider(value: object) -> str:
     """The name of a provider. A misspelt name would select nothing, and look as if no email had failed."""
     from dispatcher.config import BUILT_IN
     from dispatcher.config.plugins import provider_names
+    from dispatcher.domain.accounts import provider_of
 
     # To search the installed packages takes 180 ms.
-    if value not in BUILT_IN and value not in (known := provider_names()):
-        raise InvalidEmail("provider", f"must be one of: {', '.join(known)}")
+    if (provider := provider_of(str(value))) not in BUILT_IN and provider not in (known := provider_names()):
+        raise InvalidEmail("provider", f"must be one of: {', '.join(known)}; or an account, such as smtp:billing")
     return str(value)
 
 

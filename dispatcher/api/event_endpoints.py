@@ -9,7 +9,7 @@ committed, and never shows whether an email exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from dispatcher.api.face import Endpoint
 from dispatcher.api.operation import BODY_PROBLEMS, Operation
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
+from dispatcher.domain.accounts import account_of
 from dispatcher.domain.suppression import Reply
 from dispatcher.events import resend, sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
@@ -168,16 +169,21 @@ class EventEndpoints:
         self.sink = sink
         self.pool = pool
         seconds = settings.events_max_age_seconds
-        self.sendgrid: SendGridVerifier | None = None
-        if keys := settings.sendgrid_events_keys:
-            self.sendgrid = SendGridVerifier(keys, max_age_seconds=seconds)
+        self.sendgrid = {
+            name: SendGridVerifier(keys, max_age_seconds=seconds)
+            for name, keys in settings.verifies_events(sendgrid.NAME).items()
+        }
+        # A topic of the provider itself counts for all accounts, so it comes last.
+        listed = reversed(settings.verifies_events(ses.NAME).items())
+        self.topics = {topic: name for name, topics in listed for topic in topics}
         self.sns: SnsVerifier | None = None
-        if topics := settings.ses_events_topics:
+        if self.topics:
             fetch = fetch or fetcher(settings.ca_file)
-            self.sns = SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch, source=pool)
-        self.resend: ResendVerifier | None = None
-        if secrets := settings.resend_events_secrets:
-            self.resend = ResendVerifier(secrets, max_age_seconds=seconds)
+            self.sns = SnsVerifier(self.topics, max_age_seconds=seconds, fetch=fetch, source=pool)
+        self.resend = {
+            name: ResendVerifier(secrets, max_age_seconds=seconds)
+            for name, secrets in settings.verifies_events(resend.NAME).items()
+        }
         self.twilio: TwilioVerifier | None = None
         own = settings.own.get(twilio.NAME)
         if isinstance(own, TwilioSettings) and own.callback_url is not None and own.auth_token:
@@ -187,9 +193,9 @@ class EventEndpoints:
     @property
     def routes(self) -> list[tuple[str, Endpoint, Operation]]:
         found: list[tuple[str, Endpoint, Operation]] = []
-        if self.sendgrid is not None:
+        if self.sendgrid:
             found.append(("/v1/events/sendgrid", self.receive_sendgrid, RECEIVE_SENDGRID))
-        if self.resend is not None:
+        if self.resend:
             found.append(("/v1/events/resend", self.receive_resend, RECEIVE_RESEND))
         if self.sns is not None:
             found.append(("/v1/events/ses", self.receive_ses, RECEIVE_SES))
@@ -199,27 +205,31 @@ class EventEndpoints:
         return found
 
     async def receive_sendgrid(self, request: Request) -> Response:
-        assert self.sendgrid is not None
         return await self._receive_signed(request, sendgrid.NAME, self.sendgrid, sendgrid.parse, MAX_BODY_BYTES)
 
     async def receive_resend(self, request: Request) -> Response:
-        assert self.resend is not None
         return await self._receive_signed(request, resend.NAME, self.resend, resend.parse, MAX_RESEND_BYTES)
 
     async def _receive_signed(
         self,
         request: Request,
         provider: str,
-        verifier: _Verifier[_Signature],
+        verifiers: Mapping[str, _Verifier[_Signature]],
         parse: Callable[[bytearray], ParsedEvents],
         max_bytes: int,
     ) -> Response:
+        """`verifiers`: by provider or account. The first that verifies the signature has sent the events."""
         with _as_problems(provider):
-            signature = verifier.check_headers(request.headers)
+            signature = next(iter(verifiers.values())).check_headers(request.headers)
 
             def verified(body: bytearray) -> ParsedEvents:
-                verifier.verify(signature, body)
-                return parse(body)
+                *others, last = verifiers
+                for name in others:
+                    with suppress(EventsRefused):
+                        verifiers[name].verify(signature, body)
+                        return _of_account(parse(body), name)
+                verifiers[last].verify(signature, body)
+                return _of_account(parse(body), last)
 
             async with self.bodies.read(request, provider, max_bytes=max_bytes) as body:
                 await self._store(provider, await run_off_loop(len(body), lambda: verified(body)))
@@ -232,7 +242,8 @@ class EventEndpoints:
                 message = await self.sns.verify(body)
                 match message.type:
                     case MessageType.NOTIFICATION:
-                        await self._store(ses.NAME, ses.parse_text(message.text))
+                        name = self.topics[message.topic]
+                        await self._store(name, _of_account(ses.parse_text(message.text), name))
                     case MessageType.SUBSCRIPTION:
                         await self.sns.confirm(message)
                         get_log().info("events.subscription_confirmed", topic=message.topic)
@@ -271,6 +282,13 @@ class EventEndpoints:
     async def _store(self, provider: str, parsed: ParsedEvents) -> None:
         await self.sink.store(parsed.events)
         report_skipped(provider, parsed)
+
+
+def _of_account(parsed: ParsedEvents, name: str) -> ParsedEvents:
+    """The events, as events of the account whose keys have verified them."""
+    if not account_of(name):
+        return parsed
+    return replace(parsed, events=[replace(event, provider=name) for event in parsed.events])
 
 
 @contextmanager

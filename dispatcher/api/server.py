@@ -35,6 +35,7 @@ from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.validation import EmailValidator
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
+from dispatcher.config.settings import EVENTS_FIELDS
 from dispatcher.config.values import LOOPBACKS
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.host.lifecycle import set_on_signals
@@ -246,7 +247,7 @@ async def _event_endpoints(
 ) -> AsyncIterator[EventEndpoints | None]:
     """The endpoints for providers' events, with their database sessions; None if no provider may post events."""
     has_callbacks = getattr(settings.own.get("twilio"), "callback_url", None) is not None
-    signed = settings.sendgrid_events_keys, settings.ses_events_topics, settings.resend_events_secrets
+    signed = map(settings.verifies_events, EVENTS_FIELDS)
     providers = sum(map(bool, signed)) + has_callbacks
     if not providers:
         yield None

@@ -107,7 +107,7 @@ class EmailValidator:
             caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression", prefix)
         if faults := list(islice(self.policy.faults(email), MAX_MISTAKES)):
             raise _refusal(faults, prefix, "email-not-allowed")
-        if why := capability_gap(email, self.configured):
+        if why := capability_gap(email, self.configured, self.policy.settings.account_rules):
             field_error = FieldError("pointer", pointer_of(why.field, prefix), why.message)
             raise Problem("no-capable-provider", str(why), errors=[field_error])
         return email

@@ -10,6 +10,7 @@ from dispatcher.cli.environment import API_NEEDS, load_settings, read_settings
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import Settings
 from dispatcher.config.values import api_listener
+from dispatcher.domain.accounts import provider_of
 from dispatcher.errors import DispatcherError
 from dispatcher.providers.capture import NAME as CAPTURE
 
@@ -56,7 +57,7 @@ def api_settings() -> Settings:
     settings = load_settings(*API_NEEDS)
     # Two parts of the API need providers' own settings. The operators' page needs the folders of captured emails and
     # SMS. The check of Twilio's callbacks needs Twilio's token.
-    if settings.sms_providers or (settings.ops and CAPTURE in settings.providers):
+    if settings.sms_providers or (settings.ops and CAPTURE in map(provider_of, settings.providers)):
         return read_settings(*API_NEEDS, reads_own=True)
     return settings
 

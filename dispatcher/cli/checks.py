@@ -300,7 +300,9 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
 
     configured = capabilities_of(settings.providers)
     sample = sample_pending(connection)
-    without_provider = [why.message for email in sample if (why := capability_gap(email, configured))]
+    without_provider = [
+        why.message for email in sample if (why := capability_gap(email, configured, settings.account_rules))
+    ]
     with_header = [
         fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
     ]
@@ -440,12 +442,14 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
 def check_event_sources(settings: Settings) -> Iterator[Finding]:
     """Lists the ways in which providers' events reach the dispatcher, and checks access to the Maildir of bounces."""
     sources = []
-    if settings.sendgrid_events_keys:
-        sources.append(f"SendGrid posts to /v1/events/sendgrid ({counted(len(settings.sendgrid_events_keys), 'key')})")
-    if settings.ses_events_topics:
-        sources.append(f"SNS posts to /v1/events/ses ({counted(len(settings.ses_events_topics), 'topic')})")
-    if settings.resend_events_secrets:
-        sources.append(f"Resend posts to /v1/events/resend ({counted(len(settings.resend_events_secrets), 'secret')})")
+    for provider, who, what in (
+        ("sendgrid", "SendGrid", "key"),
+        ("ses", "SNS", "topic"),
+        ("resend", "Resend", "secret"),
+    ):
+        for name, found in settings.verifies_events(provider).items():
+            of_account = "" if name == provider else f" of {name}"
+            sources.append(f"{who} posts to /v1/events/{provider} ({counted(len(found), what)}{of_account})")
     if settings.ses_events_queue_url:
         sources.append("the monitor polls DISPATCHER_SES_EVENTS_QUEUE_URL")
     if settings.bounce_maildir:
@@ -484,11 +488,12 @@ def check_packages() -> Iterator[Finding]:
 
 def check_providers(settings: Settings) -> Iterator[Finding]:
     """Checks whether each provider would accept emails. Sends nothing."""
+    from dispatcher.config.plugins import renamed
     from dispatcher.providers.registry import check_provider
 
     for name in settings.providers:
         for words in settings.own[name].doubts():
-            yield Finding(f"provider {name}", CheckState.WARNING, words)
+            yield Finding(f"provider {name}", CheckState.WARNING, renamed(words, name))
         try:
             yield passed(f"provider {name}", asyncio.run(check_provider(name, settings)))
         except DispatcherError as error:

@@ -176,7 +176,7 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
             tally.refuse(entry.content)
         elif isinstance(entry.content, Sms) and (fault := sms.fault(entry.content.to[0], entry.content.text)):
             tally.refuse(Refusal(entry.number, fault.field, fault.reason))
-        elif why := capability_gap(entry.content, configured):
+        elif why := capability_gap(entry.content, configured, settings.account_rules):
             tally.refuse(Refusal(entry.number, why.field, str(why)))
         else:
             batch.append((entry, entry.content))

@@ -151,7 +151,7 @@ def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
     settings = load_settings("database_url", reads_own=isinstance(email, Sms))
     if isinstance(email, Sms) and (fault := settings.sms_rules.fault(email.to[0], email.text)):
         raise InvalidEmail(f"--{fault.field}", fault.reason)
-    if why := capability_gap(email, capabilities_of(settings.providers)):
+    if why := capability_gap(email, capabilities_of(settings.providers), settings.account_rules):
         kind = "Email" if email.channel == EMAIL_CHANNEL else email.channel.upper()
         raise DispatcherError(f'{kind} "{email.message_key}": {why.message}', remedy=why.remedy)
     with connected(settings.database_url, name="dispatcher enqueue") as connection, connection.transaction():

@@ -20,6 +20,7 @@ import click
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import PREFIX, every_setting
 from dispatcher.config.plugins import provider_names
+from dispatcher.config.values import texts
 from dispatcher.errors import ConfigurationError
 
 VARIABLE: Final = f"{PREFIX}ENV_FILE"
@@ -89,7 +90,9 @@ class EnvFile:
     @property
     def secrets(self) -> list[str]:
         """Variables in the file whose values are secret."""
-        ours = {each.variable for each in every_setting(provider_names()) if each.secret}
+        listed = self._lines.get(f"{PREFIX}PROVIDERS")
+        names = (*provider_names(), *texts((listed.value or "").lower() if listed else ""))
+        ours = {each.variable for each in every_setting(names) if each.secret}
         named = {name for name in self._lines if _SECRET_NAME.search(name) and not name.endswith("_FILE")}
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 

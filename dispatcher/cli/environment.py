@@ -9,8 +9,9 @@ from typing import Final
 
 from dispatcher.cli.env_file import VARIABLE, current_env_file
 from dispatcher.cli.output import say
-from dispatcher.config import BUILT_IN, PREFIX, Origin, Settings, every_setting, examine
+from dispatcher.config import BUILT_IN, PREFIX, Origin, Settings, every_setting, examine, values
 from dispatcher.config.plugins import prefix_of, provider_names
+from dispatcher.domain.accounts import account_of
 from dispatcher.errors import ConfigurationError
 
 RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
@@ -70,6 +71,8 @@ def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> 
         theirs = tuple(map(prefix_of, BUILT_IN))
         unknown = [name for name in unknown if not name.startswith(theirs)]
     known: frozenset[str] = frozenset()
+    listed = values.texts(environ.get(f"{PREFIX}PROVIDERS", "").lower())
+    accounts = [name for name in listed if account_of(name)]
     # Loading providers is slow. So compare the names with the general settings first, then with the settings of the
     # built-in providers that they name, of all built-in providers, and of providers in installed packages.
     providers: tuple[Callable[[], Iterable[str]], ...] = (
@@ -80,7 +83,7 @@ def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> 
     )
     for names in providers:
         if unknown:
-            known = known_variables(names())
+            known = known_variables((*names(), *accounts))
             unknown = [name for name in unknown if name not in known]
     return {name: _closest(name, known) for name in unknown}
 

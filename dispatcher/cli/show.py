@@ -94,8 +94,14 @@ def command(
         from dispatcher.ops.names import find_id
 
         email_id = await find_id(session, name, tenant_id=tenant_id)
-        providers, lease_seconds, shown = settings.providers, settings.lease_seconds, act if reveal else None
-        story = await find_history(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=shown)
+        story = await find_history(
+            session,
+            email_id,
+            providers=settings.providers,
+            rules=settings.account_rules,
+            lease_seconds=settings.lease_seconds,
+            reveal=act if reveal else None,
+        )
         if story is None:
             remedy = "Give the email's id or its message key."
             raise DispatcherError(f"There is no email {name!r}.", remedy=remedy)

@@ -31,6 +31,7 @@ from dispatcher.config.settings import (
     ProviderSettings,
     Settings,
 )
+from dispatcher.domain.accounts import account_of, provider_of
 from dispatcher.errors import ConfigurationError
 
 __all__ = [
@@ -62,11 +63,12 @@ _REMEDIES: Final = {
 
 
 def every_setting(providers: Iterable[str] = BUILT_IN) -> list[Setting]:
-    """The general settings, and the settings of these providers. Skips providers that cannot be loaded."""
+    """The general settings, and the settings of these providers and accounts. Skips those that cannot be loaded."""
     found = list(settings_in(Settings))
     for name in providers:
         try:
             found += plugins.own_settings(name)
+            found += plugins.events_settings(name)
         except ValueError:
             continue  # `examine` reports the mistake
     return found
@@ -98,16 +100,23 @@ def examine(
     # The monitor reads the bounces of emails that other hosts may have sent over SMTP.
     used = (*configured, "smtp") if settings.bounce_maildir else configured
     read = (*BUILT_IN, *configured) if reads_own else used if "providers" in needs else ()
-    for name in dict.fromkeys((*BUILT_IN, *configured)):
+    # An account is read after its provider, because it has the values of its provider.
+    providers_of = tuple(map(provider_of, read))
+    for name in dict.fromkeys((*BUILT_IN, *providers_of, *configured)):
         try:
             plugins.verify_name(name)
-            if name in read:
-                own[name] = reading.read(plugins.provider_class(name).settings, plugins.prefix_of(name))
+            if name in read or name in providers_of:
+                own[name] = _read_own(reading, name)
         except ValueError as error:
+            if name not in configured and name not in BUILT_IN:
+                continue  # its account has the same mistake
             variable = "providers" if name in settings.providers else "sms_providers"
             reading.mistakes.append(f"{_variable(variable)} {error}.")
         else:
             usable.append(name)
+    account_events = {
+        name: found for name in usable for each in plugins.events_settings(name) for found in reading.read_one(each)
+    }
     reading.mistakes += _wrong_channels(settings)
     # From here on, the providers of emails and of SMS are in one list, because routing reads a provider's channel from
     # the provider's capabilities.
@@ -115,7 +124,7 @@ def examine(
     unset = [name for name in needs if name in _REMEDIES and reading.origins[_variable(name)].text is None]
     if settings.sms_providers:
         unset = [name for name in unset if name != "providers"]
-    settings = replace(settings, providers=providers, own=own)
+    settings = replace(settings, providers=providers, own=own, account_events=account_events)
     if read and reading.origins[_variable("sms_countries")].text is None:
         # A process that does not know the senders leaves the countries to the hosts that send.
         settings = replace(settings, sms_countries=_sender_countries(settings) or None)
@@ -129,6 +138,14 @@ def examine(
     return settings, reading.origins, (*reading.mistakes, *mistakes)
 
 
+def _read_own(reading: SettingReader, name: str) -> ProviderSettings:
+    """Raises ValueError if there is no such provider or account."""
+    kind: type[ProviderSettings] = plugins.provider_class(name).settings
+    account = account_of(name)
+    shared = plugins.own_settings(provider_of(name)) if account else ()
+    return reading.read(kind, plugins.prefix_of(name), account, shared)
+
+
 def _lists(provider: str) -> str:
     return _variable("sms_providers" if provider in SMS_PROVIDERS else "providers")
 
@@ -139,7 +156,9 @@ def _variable(name: str) -> str:
 
 def _wrong_channels(settings: Settings) -> list[str]:
     wrong = [(name, "providers", "SMS") for name in settings.providers if name in SMS_PROVIDERS]
-    wrong += [(name, "sms_providers", "emails") for name in settings.sms_providers if name in EMAIL_PROVIDERS]
+    wrong += [
+        (name, "sms_providers", "emails") for name in settings.sms_providers if provider_of(name) in EMAIL_PROVIDERS
+    ]
     return [
         f"{_variable(setting)} lists {name}, which sends {what}: list it in {_lists(name)} instead."
         for name, setting, what in wrong

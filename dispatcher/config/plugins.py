@@ -7,6 +7,7 @@ this module of `config` imports providers. docs/providers.md explains how to wri
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -14,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.config.setting import PREFIX, Setting, settings_in
-from dispatcher.config.settings import BUILT_IN, ProviderSettings, Settings
+from dispatcher.config.settings import BUILT_IN, EVENTS_FIELDS, SMS_PROVIDERS, ProviderSettings, Settings
+from dispatcher.domain.accounts import ACCOUNT, MAX_NAME_OCTETS, SEPARATOR, account_of, provider_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -41,11 +43,21 @@ def provider_names() -> tuple[str, ...]:
 
 
 def verify_name(name: str) -> None:
-    """Raises ValueError, as `provider_class`, if no provider has this name. Does not load the provider's code."""
-    if name not in BUILT_IN and name not in installed():
+    """Raises ValueError, as `provider_class`, if there is no such provider, or it can have no such account. Does not
+    load the provider's code."""
+    provider, separator, account = name.partition(SEPARATOR)
+    if provider not in BUILT_IN and provider not in installed():
         # A text that cannot be a name may be a secret, such as a URL with a password, so the error does not repeat it.
-        named = repr(name) if name.isidentifier() or name.replace("-", "").isalnum() else "a text that is not a name"
+        is_name = provider.isidentifier() or provider.replace("-", "").isalnum()
+        named = repr(provider) if is_name and ACCOUNT.fullmatch(account or "a") else "a text that is not a name"
         raise ValueError(f"has an unknown provider: {named}. Choose from: {', '.join(provider_names())}")
+    if separator and provider in SMS_PROVIDERS:
+        raise ValueError(f"has an account of {provider}, but only providers of email have several accounts")
+    if separator and not (ACCOUNT.fullmatch(account) and len(name) <= MAX_NAME_OCTETS):
+        raise ValueError(
+            f"has an account of {provider} whose name is not valid: use a lower-case letter, then lower-case letters, "
+            f"digits or _, at most {MAX_NAME_OCTETS - len(provider) - 1} in all, such as {provider}{SEPARATOR}billing"
+        )
 
 
 @cache
@@ -55,6 +67,9 @@ def provider_class(name: str) -> Any:
     Raises ValueError if the provider is unknown, cannot be loaded, or does not follow the contract. The message follows
     the variable's name, and includes the remedy.
     """
+    if SEPARATOR in name:
+        verify_name(name)
+        return provider_class(provider_of(name))
     if name in BUILT_IN:
         return import_module(f"dispatcher.providers.{name.replace('-', '_')}").PROVIDER
     verify_name(name)
@@ -88,6 +103,7 @@ def packages_of(name: str) -> str:
 
 def clash(name: str) -> str | None:
     """The error message if an installed package declares a provider with a built-in provider's name; otherwise None."""
+    name = provider_of(name)
     if name not in BUILT_IN or name not in installed():
         return None
     return (
@@ -97,13 +113,34 @@ def clash(name: str) -> str | None:
 
 
 def own_settings(name: str) -> tuple[Setting, ...]:
-    """The settings that a provider declares. Raises the same errors as `provider_class`."""
-    return settings_in(provider_class(name).settings, prefix_of(name))
+    """The settings that a provider or an account declares. Raises the same errors as `provider_class`."""
+    return settings_in(provider_class(name).settings, prefix_of(name), account_of(name))
+
+
+def events_settings(name: str) -> list[Setting]:
+    """The setting with which an account's events are verified, if there is one. That of a provider is general."""
+    field = EVENTS_FIELDS.get(provider_of(name)) if account_of(name) else None
+    its, own = prefix_of(provider_of(name)), prefix_of(name)
+    return [
+        each._replace(variable=own + each.variable.removeprefix(its))
+        for each in (settings_in(Settings) if field else ())
+        if each.name == field
+    ]
+
+
+def renamed(text: str, name: str) -> str:
+    """The text with the variables of an account in place of the provider's."""
+    if SEPARATOR not in name:
+        return text
+    for its, own in zip(own_settings(provider_of(name)), own_settings(name), strict=True):
+        text = re.sub(rf"\b{its.variable}\b", own.variable, text)
+    return text
 
 
 def prefix_of(name: str) -> str:
-    """The prefix of the variables for a provider's settings, such as `DISPATCHER_SENDGRID_`."""
-    return f"{PREFIX}{name.replace('-', '_').upper()}_"
+    """The prefix of the variables for a provider's settings, such as `DISPATCHER_SENDGRID_`; for an account,
+    `DISPATCHER_SENDGRID_ACME_`."""
+    return f"{PREFIX}{name.replace('-', '_').replace(SEPARATOR, '_').upper()}_"
 
 
 def _misfits(name: str, found: Any) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dispatcher.config.settings import Settings
+from dispatcher.config.plugins import renamed
+from dispatcher.config.settings import SMS_PROVIDERS, Settings
 
 LONG_WAIT_SECONDS: Final = 600.0
 """If DISPATCHER_RETRY_CAP_SECONDS is at most this many seconds, it never causes a warning."""
@@ -31,7 +32,7 @@ def suspicious_settings(settings: Settings) -> tuple[str, ...]:
 
 def contradictions(settings: Settings) -> list[str]:
     """Mistakes in settings that contradict each other; one sentence each."""
-    mistakes = _alert_gaps(settings) + _openid_gaps(settings)
+    mistakes = _alert_gaps(settings) + _openid_gaps(settings) + _wrong_rules(settings)
     if settings.dlq in map(settings.queue_of, settings.lanes):
         mistakes.append(
             "DISPATCHER_DLQ has the same name as the send queue of a lane. Dead letters need a separate queue: change "
@@ -52,7 +53,28 @@ def contradictions(settings: Settings) -> list[str]:
             "DISPATCHER_RETAIN_AUDIT_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS, but the record of operators' "
             "actions must be kept at least as long as the email. Raise DISPATCHER_RETAIN_AUDIT_DAYS."
         )
-    return mistakes + [mistake for own in settings.own.values() for mistake in own.mistakes(settings)]
+    return mistakes + [
+        renamed(mistake, name) for name, own in settings.own.items() for mistake in own.mistakes(settings)
+    ]
+
+
+def _wrong_rules(settings: Settings) -> list[str]:
+    """Mistakes in the rules for accounts; none if this process does not know the providers."""
+    rules, emails = settings.account_rules, [name for name in settings.providers if name not in SMS_PROVIDERS]
+    if not rules or not emails:
+        return []
+    listed = f"DISPATCHER_PROVIDERS lists: {', '.join(emails)}."
+    found = [f"DISPATCHER_ACCOUNT_RULES names {name}, but {listed}" for name in sorted(rules.named - {*emails})]
+    lanes = sorted({rule.lane for rule in rules.rules if rule.lane} - {*settings.lanes})
+    found += [
+        f"DISPATCHER_ACCOUNT_RULES names the lane {lane}, which DISPATCHER_LANES does not have." for lane in lanes
+    ]
+    if rules.named.issuperset(emails):
+        found.append(
+            "DISPATCHER_ACCOUNT_RULES names every provider, so an email without a rule could not be sent. Add a "
+            f"provider that no rule names, or leave one out of the rules. {listed}"
+        )
+    return found
 
 
 def _openid_gaps(settings: Settings) -> list[str]:

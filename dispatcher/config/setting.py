@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dispatcher.config import values
-from dispatcher.domain.values import dataclass
+from dispatcher.domain.values import dataclass, replace
 
 PREFIX: Final = "DISPATCHER_"
 _RATE_LIMIT: Final = "max_per_second"
@@ -25,6 +25,7 @@ def setting(
     is_secret_path: bool = False,
     empty: T | None = None,
     needed: str | None = None,
+    shared: bool | None = None,
 ) -> T:
     """Declares a field of `Settings`, or of a provider's settings.
 
@@ -39,8 +40,11 @@ def setting(
         is_secret_path: Whether the value is a URL whose path is secret.
         empty: The value if the variable is unset and `default` is None.
         needed: If the provider requires this setting: a phrase that says what to set the variable to. Otherwise None.
+        shared: Whether an account that does not set it has the value of its provider. By default, if it is neither
+            needed nor secret: so that a missing login never becomes the login of another account.
     """
-    declared = Setting("", variable or "", parse, default, about, secret, is_secret_path, needed)
+    is_shared = not (secret or needed) if shared is None else shared
+    declared = Setting("", variable or "", parse, default, about, secret, is_secret_path, needed, is_shared)
     if default is None:
         return field(default=empty, repr=not secret, metadata={Setting: declared})  # type: ignore[return-value]
     return field(default_factory=lambda: parse(default), repr=not secret, metadata={Setting: declared})
@@ -57,22 +61,27 @@ class Setting(NamedTuple):
     secret: bool
     is_secret_path: bool
     needed: str | None
+    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a setting's value comes from: `environment`, `default`, `file` (the one in `<variable>_FILE`), or
-    `env-file` (the option --env-file). `text` is None if the default is used."""
+    """Where a setting's value comes from: `environment`, `default`, `file` (the one in `<variable>_FILE`), `env-file`
+    (the option --env-file), or `provider` (an account has its provider's). `text` is None if the default is used."""
 
     variable: str
     text: str | None
     source: str
 
 
-def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares, in the order of its fields, but with `max_per_second` at the end."""
+def settings_in(kind: type, prefix: str = PREFIX, account: str = "") -> tuple[Setting, ...]:
+    """The settings that a dataclass declares, in the order of its fields, but with `max_per_second` at the end.
+    `prefix` has the account's name; in a variable without the prefix, `account` follows the first word."""
+    own = f"_{account.upper()}_" if account else "_"
     found = [
-        declared._replace(name=item.name, variable=declared.variable or f"{prefix}{item.name.upper()}")
+        declared._replace(
+            name=item.name, variable=declared.variable.replace("_", own, 1) or f"{prefix}{item.name.upper()}"
+        )
         for item in fields(kind)
         if (declared := item.metadata.get(Setting))
     ]
@@ -98,19 +107,31 @@ class SettingReader:
         self.mistakes: list[str] = []
         self.invalid: set[str] = set()
 
-    def read(self, kind: type[T], prefix: str = PREFIX) -> T:
-        """Reads the settings that a dataclass declares. An invalid setting gets its default value."""
-        found: dict[str, Any] = {}
-        for each in settings_in(kind, prefix):
-            self.origins[each.variable] = Origin(each.variable, None, "default")
-            try:
-                origin = self.origins[each.variable] = self._find(each)
-                if origin.text is not None:
-                    found[each.name] = each.parse(origin.text)
-            except ValueError as error:
-                self.mistakes.append(f"{each.variable} {error}.")
-                self.invalid.add(each.variable)
-        return kind(**found)
+    def read(self, kind: type[T], prefix: str = PREFIX, account: str = "", shared: Iterable[Setting] = ()) -> T:
+        """Reads the settings that a dataclass declares. An invalid setting gets its default value. `shared`: the
+        settings of the provider, whose values an account has if it does not set its own."""
+        declared = settings_in(kind, prefix, account)
+        found = {each.name: self.read_one(each) for each in declared}
+        for own, its in zip(declared, shared, strict=False):
+            if own.is_shared and self.origins[own.variable].text is None and self.origins[its.variable].text:
+                self.origins[own.variable] = replace(self.origins[its.variable], source="provider")
+                found[own.name] = () if its.variable in self.invalid else self._parsed(its)
+        return kind(**{name: value[0] for name, value in found.items() if value})
+
+    def read_one(self, declared: Setting) -> tuple[Any, ...]:
+        """The value; nothing if the variable is not set, or invalid."""
+        self.origins[declared.variable] = Origin(declared.variable, None, "default")
+        try:
+            self.origins[declared.variable] = self._find(declared)
+            return self._parsed(declared)
+        except ValueError as error:
+            self.mistakes.append(f"{declared.variable} {error}.")
+            self.invalid.add(declared.variable)
+            return ()
+
+    def _parsed(self, declared: Setting) -> tuple[Any, ...]:
+        text = self.origins[declared.variable].text
+        return () if text is None else (declared.parse(text),)
 
     def _find(self, wanted: Setting) -> Origin:
         variable, file_variable = wanted.variable, f"{wanted.variable}_FILE"

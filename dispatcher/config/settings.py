@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
+from dispatcher.domain.accounts import AccountRules, provider_of
 from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 BUILT_IN: Final = values.built_in_providers()
 SMS_PROVIDERS: Final = ("sms-capture", "twilio")
 EMAIL_PROVIDERS: Final = tuple(name for name in BUILT_IN if name not in SMS_PROVIDERS)
+EVENTS_FIELDS: Final = {
+    "sendgrid": "sendgrid_events_keys",
+    "ses": "ses_events_topics",
+    "resend": "resend_events_secrets",
+}
+"""The settings with which providers' events are verified. An account can have its own."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("auto", "json", "text")
 QUEUE_TYPES: Final = ("quorum", "classic")
@@ -129,8 +136,16 @@ class Settings:
         values.provider_names,
         None,
         f"Providers to send emails with, comma-separated, in order of preference: {', '.join(EMAIL_PROVIDERS)}, or a "
-        "provider from an installed package. No default.",
+        "provider from an installed package; or accounts of providers, such as smtp:billing. No default.",
         empty=(),
+    )
+    account_rules: AccountRules = setting(
+        values.account_rules,
+        None,
+        "Which emails use which accounts: `tenant=acme -> sendgrid:acme; sender=billing.example -> smtp:billing; "
+        "lane=bulk -> ses:bulk`. The first rule that applies decides; emails without one use the accounts that no rule "
+        "names. Use the same value on all hosts. See docs/providers-accounts.md.",
+        empty=AccountRules(),
     )
     sms_providers: tuple[str, ...] = setting(
         values.provider_names,
@@ -535,7 +550,9 @@ class Settings:
     )
 
     own: Mapping[str, ProviderSettings] = field(default_factory=dict)
-    """The settings of each known provider, by its name."""
+    """The settings of each known provider and account, by its name."""
+    account_events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """With what the events of accounts are verified, by the account."""
 
     if not TYPE_CHECKING:
         # To compile the methods that `dataclass` generates for so many fields takes 4 ms of each command.
@@ -563,6 +580,13 @@ class Settings:
     def ceiling_of(self, provider: str) -> float | None:
         """The most emails per second of a provider; None for no limit."""
         return self.own[provider].max_per_second
+
+    def verifies_events(self, provider: str) -> dict[str, tuple[str, ...]]:
+        """With what the events of a provider and its accounts are verified, by the name. What the provider itself has
+        comes first, and verifies the events of all its accounts."""
+        all_of_them = getattr(self, EVENTS_FIELDS[provider])
+        found = {name: each for name, each in self.account_events.items() if provider_of(name) == provider}
+        return {provider: all_of_them, **found} if all_of_them else found
 
     def queue_of(self, lane: str) -> str:
         return send_queue(self.queue, lane)

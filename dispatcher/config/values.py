@@ -17,12 +17,15 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from dispatcher.domain.lanes import LANE, NORMAL
 from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import InvalidEmail
+
+if TYPE_CHECKING:
+    from dispatcher.domain.accounts import AccountRules
 
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts to which secrets may be sent without TLS."""
@@ -391,6 +394,12 @@ def listener(text: str) -> Listener:
     return Listener(host, int(port))
 
 
+def account_rules(text: str) -> AccountRules:
+    from dispatcher.domain.accounts import parse_rules  # loaded late, because few hosts have rules
+
+    return parse_rules(text)
+
+
 def built_in_providers() -> tuple[str, ...]:
     """The names of the built-in providers: the modules and packages of dispatcher/providers that contain a provider."""
     found = pkgutil.iter_modules([str(Path(__file__).parent.parent / "providers")])
@@ -399,7 +408,7 @@ def built_in_providers() -> tuple[str, ...]:
 
 
 def provider_names(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of providers. `config.plugins` checks whether the providers exist."""
+    """Parses a comma-separated list of providers or accounts. `config.plugins` checks whether the providers exist."""
     names = texts(text.lower())
     if not names or len(set(names)) != len(names):
         raise ValueError("must list at least one provider, and each provider only once")

@@ -54,6 +54,7 @@ class SmtpBehaviour:
             reply, with CRLF between its lines. `times`: how many more times; None for always.
         security: `none`, `starttls` or `tls`. Without `tls`, the context, the server does not offer STARTTLS.
         login: The user and password that a client must send before MAIL; None if clients need no login.
+        tokens: The access tokens with which the user of `login` may log in, instead of the password (XOAUTH2).
         most_recipients: The most recipients of one transaction; 0 for no limit. Further recipients get 452 4.5.3.
         most_sessions: The most open connections; 0 for no limit. The server refuses further connections with 421.
         slow_seconds: Delay before the reply to a recipient whose address begins with `slow`.
@@ -69,6 +70,7 @@ class SmtpBehaviour:
     tls: ssl.SSLContext | None = None
     login: tuple[str, str] | None = None
     login_methods: str = "PLAIN LOGIN"
+    tokens: set[str] = field(default_factory=set)
     most_recipients: int = 0
     most_sessions: int = 0
     latency_seconds: float = 0.0

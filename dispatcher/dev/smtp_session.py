@@ -225,6 +225,8 @@ class SmtpSession(Session):
             self._ask("", self._plain, initial)
         elif method.upper() == "LOGIN":
             self._ask("Username:", self._login_user, initial)
+        elif method.upper() == "XOAUTH2":
+            self._ask("", self._xoauth2, initial)
         else:
             self._reply("504 5.5.4 unknown method")
 
@@ -237,6 +239,15 @@ class SmtpSession(Session):
 
     def _plain(self, answer: str) -> None:
         self._judge_login(*_decoded(answer).split("\0")[1:])
+
+    def _xoauth2(self, answer: str) -> None:
+        user, _, token = _decoded(answer).strip("\1").removeprefix("user=").partition("\1auth=Bearer ")
+        if self._behaviour.login and user == self._behaviour.login[0] and token in self._behaviour.tokens:
+            self._is_known = True
+            self._reply("235 2.7.0 welcome")
+        else:
+            why = '{"status":"401","schemes":"bearer","scope":"https://mail.google.com/"}'
+            self._ask(why, lambda _: self._reply(f"535 5.7.8 {user} {token} is not welcome"))
 
     def _login_user(self, answer: str) -> None:
         self._user = _decoded(answer)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from dispatcher.domain.accounts import provider_of
 from dispatcher.domain.event import Delivery
 from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.outcome import delivered_recipients, left_out
@@ -259,7 +260,9 @@ def facts(email: EmailRow) -> dict[str, Any]:
         and f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these and accepted all others",
         "delivered to": delivered
         and f"recipients {delivered}, in the order To, Cc, Bcc: a further attempt leaves these out",
-        "Message-ID": f"<{email.email_id}@…>, with the sender's domain" if email.provider in _KEEP_MESSAGE_ID else None,
+        "Message-ID": f"<{email.email_id}@…>, with the sender's domain"
+        if provider_of(email.provider or "") in _KEEP_MESSAGE_ID
+        else None,
         "leased until": email.locked_until if email.locked_by else None,
         "not before": email.wait_until,
     }

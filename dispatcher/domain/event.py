@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any, Final, Self
 from uuid import UUID
 
+from dispatcher.domain.accounts import provider_of
 from dispatcher.domain.values import dataclass, field
 
 
@@ -133,11 +134,12 @@ class ProviderEvent:
     def key(self, address_hash: bytes | None) -> bytes:
         """16 bytes that identify the event within its email, so that a repeated event is stored once.
 
-        The key does not contain the provider's event id, because providers may repeat an event with a new id.
+        The key does not contain the provider's event id, because providers may repeat an event with a new id; nor the
+        account, because an operator may have named it in the meantime.
         `address_hash`: that of `recipient`; None if the event has no recipient.
         """
         instant = f"{self.happened_at.timestamp():.3f}" if self.is_dated else ""
-        parts = (self.provider, self.kind, (address_hash or b"").hex(), instant, self.distinction)
+        parts = (provider_of(self.provider), self.kind, (address_hash or b"").hex(), instant, self.distinction)
         return sha256("\n".join(parts).encode()).digest()[:16]
 
 

@@ -46,6 +46,11 @@ SENDER: Final = AccountFault(
     "Verify the sender's address or domain at the provider, or let this account send as this sender.",
     by_sender=True,
 )
+SEND_AS: Final = replace(
+    SENDER,
+    remedy="Give this account the permission to send as this sender (Exchange Online: Add-RecipientPermission "
+    "-AccessRights SendAs), or send as the account's own address.",
+)
 
 _LEFT_OUT: Final = re.compile(r"<[^<>]*>|[^\s@]{0,64}@\S*|recipient address rejected:", re.IGNORECASE)
 """Addresses, because their parts can look like words, and what Postfix writes before the words of a policy service."""
@@ -60,7 +65,8 @@ _CODES: Final[dict[str, Cause | AccountFault]] = {
         (LOGIN, "7.57"),
         (RELAY, "7.64"),
         (HOST, "7.25 7.511"),
-        (SENDER, "1.7 1.8 7.26 7.27 7.30 7.60 7.750"),
+        (SENDER, "1.7 1.8 7.26 7.27 7.30 7.750"),
+        (SEND_AS, "7.60 2.252"),
     )
     for code in codes.split()
 }

@@ -30,6 +30,7 @@ from typing import Final
 import orjson
 
 from dispatcher.config import Settings
+from dispatcher.domain.accounts import provider_of
 from dispatcher.events.bounce_text import decoded, unfolded
 from dispatcher.events.bounce_text import field as field_of
 from dispatcher.ops.email_check import Finding, Link, check
@@ -182,14 +183,13 @@ def parse_name(text: str) -> CapturedName | None:
 
 def folders_of(settings: Settings) -> list[Path] | None:
     """The Maildirs of the configured capture providers; None if no provider captures. All tenants share them."""
-    found = {CAPTURE: settings.of(CaptureSettings).dir, SMS_CAPTURE: settings.of(SmsCaptureSettings).dir}
-    if found.keys().isdisjoint(settings.providers):
-        return None
-    return [folder for name, folder in found.items() if name in settings.providers and folder is not None]
+    own = [settings.own.get(name) for name in settings.providers if provider_of(name) in (CAPTURE, SMS_CAPTURE)]
+    kinds = (CaptureSettings, SmsCaptureSettings)
+    return [each.dir for each in own if isinstance(each, kinds) and each.dir is not None] if own else None
 
 
 def delivers_nothing(settings: Settings) -> bool:
-    return {CAPTURE, SMS_CAPTURE}.issuperset(settings.providers)
+    return {CAPTURE, SMS_CAPTURE}.issuperset(map(provider_of, settings.providers))
 
 
 def find_captured(

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
+from dispatcher.domain.accounts import AccountRules
 from dispatcher.domain.email_history import (
     Attempt,
     AuditedAct,
@@ -20,6 +21,7 @@ from dispatcher.domain.email_history import (
 from dispatcher.domain.event import Delivery
 from dispatcher.domain.listed_email import Envelope, LastEvent
 from dispatcher.domain.outcome import delivered_recipients, left_out
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass, replace
@@ -124,6 +126,7 @@ async def find_history(
     tenant_id: str | None = None,
     message_key: str | None = None,
     providers: Collection[str] = (),
+    rules: AccountRules | None = None,
     lease_seconds: float = 0.0,
     most_ahead: int = MAX_AHEAD_COUNT,
     sees_content: bool = False,
@@ -134,6 +137,7 @@ async def find_history(
     Args:
         tenant_id: The only tenant whose emails the caller may see; None: all.
         providers: The configured providers; empty if the caller does not have the settings.
+        rules: Which of them the email may use.
         most_ahead: Count at most this many emails ahead of the email. With 0, locks are not examined, either.
         sees_content: Whether the reader may read the sender, the recipients and the subject.
         reveal: Who reads the content, and why; the audit log records this before the content is read. None to leave
@@ -150,6 +154,8 @@ async def find_history(
         content = await emails.reveal_content(source, email_id)
     if facts := await emails.find_facts(source, email_id, most_ahead=most_ahead):
         holders = await emails.find_holders(source, email_id) if most_ahead else []
+        if rules and email.channel == EMAIL_CHANNEL:
+            providers = rules.allowed(providers, tenant=email.tenant_id, sender=None, lane=email.lane)
         recovery_seconds = longest_recovery_seconds(lease_seconds)
         waiting = explain_wait(facts, providers=providers, recovery_seconds=recovery_seconds, holders=holders)
     return EmailHistory(

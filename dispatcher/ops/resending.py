@@ -110,7 +110,7 @@ async def resend(
             return Resent(copy_id, key, email_id, is_known=True)
         if (why := found.may_have_arrived) and not may_repeat:
             raise NotResent("may_repeat", why=why)
-        if gap := capability_gap(copy, capabilities_of(settings.providers)):
+        if gap := capability_gap(copy, capabilities_of(settings.providers), settings.account_rules):
             raise NotResent("incapable", fault=gap)
         with translated():
             (enqueued,) = await enqueue_many_async(session, [copy], report_conflicts=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dispatcher.config import BUILT_IN
+from dispatcher.domain.accounts import AccountRules
 from dispatcher.domain.address import MAX_LOCAL_OCTETS
 from dispatcher.domain.capabilities import (
     AnyEmail,
@@ -68,8 +69,16 @@ def idempotency_keys_of(names: Iterable[str]) -> dict[str, float]:
     return {name: known for name, known in seconds.items() if known is not None}
 
 
-def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> CapabilityGap | None:
-    """Why no configured provider can ever deliver the email; None if one can, or if none is configured."""
+def capability_gap(
+    email: AnyEmail, configured: Mapping[str, Capabilities], rules: AccountRules | None = None
+) -> CapabilityGap | None:
+    """Why no configured provider can ever deliver the email; None if one can, or if none is configured. By `rules`, an
+    email may use only some of them."""
+    if rules and email.channel == EMAIL_CHANNEL:
+        # An email that is not enqueued yet may have no lane, and an email that a worker sends has no tenant here.
+        tenant, lane = getattr(email, "tenant_id", None), getattr(email, "lane", None)
+        allowed = rules.allowed(configured, tenant=tenant, sender=email.sender, lane=lane)
+        configured = {name: configured[name] for name in allowed}
     needs: list[Requirement] = []
     for capabilities in configured.values():
         need = capabilities.unmet_requirement(email)
@@ -79,10 +88,12 @@ def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> C
             needs.append(need)
     # If at least one provider has the email's channel, do not mention that the others have another channel.
     needs = [need for need in needs if need is not Requirement.CHANNEL] or needs
-    return _explained(email, needs, configured) if needs else None
+    return _explained(email, needs, configured, " and to the email's rule" if rules else "") if needs else None
 
 
-def _explained(email: AnyEmail, needs: list[Requirement], configured: Mapping[str, Capabilities]) -> CapabilityGap:
+def _explained(
+    email: AnyEmail, needs: list[Requirement], configured: Mapping[str, Capabilities], and_rule: str
+) -> CapabilityGap:
     known = capabilities_of(BUILT_IN) | dict(configured)
     able = [name for name, one in known.items() if one.delivers and one.unmet_requirement(email) is None]
     lacking = [_shortage(need, email) for need in needs]
@@ -95,7 +106,7 @@ def _explained(email: AnyEmail, needs: list[Requirement], configured: Mapping[st
     return CapabilityGap(
         field=lacking[0].field,
         message=f"{subjects} {verb} a provider with {features} {who}; configured: {', '.join(configured)}.",
-        remedy=f"Add one to {setting}, or {remedy}." if able else f"{remedy.capitalize()}.",
+        remedy=f"Add one to {setting}{and_rule}, or {remedy}." if able else f"{remedy.capitalize()}.",
         reason=lacking[0].reason,
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dispatcher.config import Settings
-from dispatcher.config.plugins import provider_class
+from dispatcher.config.plugins import provider_class, renamed
 from dispatcher.config.setting import secrets_in
+from dispatcher.domain.accounts import account_of
 from dispatcher.domain.scrub import OWN_SECRETS
-from dispatcher.errors import ConfigurationError
+from dispatcher.domain.values import replace
+from dispatcher.errors import ConfigurationError, DispatcherError, ProviderFault
 from dispatcher.providers.contract import CheckableProvider, ProviderClass
 
 
@@ -36,11 +38,22 @@ def open_provider(name: str, settings: Settings) -> CheckableProvider:
     settings.
     """
     kind = class_of(name)
+    if account_of(name):
+        settings = replace(settings, own={name: settings.own[name]})  # so that `settings.of` finds the account's
     OWN_SECRETS.register(name, *secrets_in(settings.of(kind.settings)))
     try:
-        return kind.open(settings)
+        provider = kind.open(settings)
+    except ConfigurationError as error:
+        raise ConfigurationError([renamed(mistake, name) for mistake in error.mistakes]) from error
     except OSError as error:  # includes ssl.SSLError
         raise ConfigurationError(["DISPATCHER_CA_FILE must be the path of a file with PEM certificates."]) from error
+    if account_of(name):
+        try:
+            provider.name = name  # type: ignore[misc]
+        except AttributeError as error:
+            mistake = f"DISPATCHER_PROVIDERS lists {name}, but the attribute `name` of its adapter cannot be set."
+            raise ConfigurationError([mistake]) from error
+    return provider
 
 
 async def check_provider(name: str, settings: Settings) -> str:
@@ -48,5 +61,8 @@ async def check_provider(name: str, settings: Settings) -> str:
     provider = open_provider(name, settings)
     try:
         return await provider.check()
+    except DispatcherError as error:
+        words, remedy = renamed(error.message, name), error.remedy and renamed(error.remedy, name)
+        raise ProviderFault(name, words, remedy=remedy) from error
     finally:
         await provider.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +18,15 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
+from dispatcher.host.access_tokens import AccessTokens
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.http_provider import CHECK_SECONDS, FIREWALL
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_proxy import proxy_for
 from dispatcher.transport.mime import RenderedEmail, is_sendable_in_ascii, rendered, rendered_in_ascii
 from dispatcher.transport.mime_headers import UnrenderableEmail
-from dispatcher.transport.smtp_connection import NotConnected, SmtpConnection, open_connection
+from dispatcher.transport.oauth import OAuthGrant, TokenUnavailable, request_token
+from dispatcher.transport.smtp_connection import NotConnected, SmtpConnection, TokenRefused, open_connection
 from dispatcher.transport.smtp_faults import NAME
 from dispatcher.transport.smtp_pool import TRUSTED_IDLE_SECONDS, ConnectionPool
 from dispatcher.transport.smtp_protocol import SmtpConnectionLost
@@ -29,6 +34,7 @@ from dispatcher.transport.smtp_replies import SmtpPhase, asks_for_fewer_connecti
 from dispatcher.transport.smtp_transaction import PipeliningBroken, SmtpTransaction
 from dispatcher.transport.tls import client_context
 
+EXCHANGE_SCOPE: Final = "https://outlook.office365.com/.default"
 Render = Callable[[OutgoingEmail], Awaitable[RenderedEmail]]
 
 
@@ -70,13 +76,50 @@ class SmtpSettings(ProviderSettings):
         "signs new tokens; tokens of all keys are valid. Use the same value on all hosts.",
         secret=True,
         empty=(),
+        shared=True,
+    )
+
+    oauth_token_url: str | None = setting(
+        values.issuer,
+        None,
+        "The OAuth token endpoint, to log in with an access token (XOAUTH2) instead of a password: "
+        "https://login.microsoftonline.com/TENANT/oauth2/v2.0/token or https://oauth2.googleapis.com/token; see "
+        "docs/providers-accounts.md.",
+        shared=False,
+    )
+    oauth_client_id: str = setting(str, None, "The OAuth client id of the app.", empty="", shared=False)
+    oauth_client_secret: str = setting(
+        values.api_key, None, "The OAuth client secret of the app.", secret=True, empty=""
+    )
+    oauth_refresh_token: str = setting(
+        values.api_key,
+        None,
+        "The OAuth refresh token of the mailbox; unset: the app requests tokens for itself (client credentials).",
+        secret=True,
+        empty="",
+    )
+    oauth_scope: str = setting(
+        str,
+        None,
+        "The OAuth scope, with spaces between several. Unset: https://outlook.office365.com/.default; with a refresh "
+        "token, none.",
+        empty="",
+        shared=False,
     )
 
     def max_connections(self, _settings: Settings, /) -> int:
         return self.connections
 
+    def grant(self) -> OAuthGrant | None:
+        """For what the token endpoint gives us access tokens; None if we log in without OAuth."""
+        if self.oauth_token_url is None:
+            return None
+        scope = self.oauth_scope or ("" if self.oauth_refresh_token else EXCHANGE_SCOPE)
+        url, client, secret = self.oauth_token_url, self.oauth_client_id, self.oauth_client_secret
+        return OAuthGrant(url, client, secret, self.oauth_refresh_token, scope)
+
     def mistakes(self, settings: Settings, /) -> list[str]:
-        found = []
+        found = self._oauth_mistakes()
         if self.bounce_address and not self.bounce_keys:
             found.append(
                 "DISPATCHER_SMTP_BOUNCE_KEYS is not set, but DISPATCHER_SMTP_BOUNCE_ADDRESS is. Create a key with: "
@@ -87,6 +130,30 @@ class SmtpSettings(ProviderSettings):
                 "DISPATCHER_SMTP_BOUNCE_ADDRESS is not set, but DISPATCHER_BOUNCE_MAILDIR is. Without the "
                 "bounce address, no bounce can be verified. Set it, and DISPATCHER_SMTP_BOUNCE_KEYS."
             )
+        return found
+
+    def _oauth_mistakes(self) -> list[str]:
+        url = "DISPATCHER_SMTP_OAUTH_TOKEN_URL"
+        if self.oauth_token_url is None:
+            is_partly_set = self.oauth_client_id or self.oauth_client_secret or self.oauth_refresh_token
+            return (
+                [f"{url} is not set, but other settings of OAuth are. Set it, or unset these."] if is_partly_set else []
+            )
+        found = []
+        if not self.oauth_client_id:
+            found.append(f"DISPATCHER_SMTP_OAUTH_CLIENT_ID is not set, but {url} is: set it to the app's client id.")
+        if not self.oauth_client_secret and not self.oauth_refresh_token:
+            found.append(
+                f"{url} is set, but neither DISPATCHER_SMTP_OAUTH_CLIENT_SECRET nor "
+                "DISPATCHER_SMTP_OAUTH_REFRESH_TOKEN is: set one of them."
+            )
+        if self.url is not None and (not self.url.username or self.url.password):
+            found.append(
+                f"DISPATCHER_SMTP_URL must have the mailbox's address as the user, and no password, because {url} is "
+                "set: smtp://mailbox%40example.com@smtp.office365.com:587."
+            )
+        if self.url is not None and self.url.security == "none" and self.url.host not in values.LOOPBACKS:
+            found.append("DISPATCHER_SMTP_URL has `?tls=none`, which would send the access token without encryption.")
         return found
 
     def doubts(self) -> list[str]:
@@ -108,9 +175,15 @@ class SmtpProvider:
     settings = SmtpSettings
 
     def __init__(
-        self, own: SmtpSettings, *, ca_file: Path | None = None, trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS
+        self,
+        own: SmtpSettings,
+        *,
+        ca_file: Path | None = None,
+        run_dir: Path | None = None,
+        trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS,
     ) -> None:
-        """`trusted_idle_seconds`: a connection that was idle for longer is tested before the next email."""
+        """`run_dir`: where the processes of the host share access tokens. `trusted_idle_seconds`: a connection that was
+        idle for longer is tested before the next email."""
         if own.url is None:
             raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it to a URL such as smtp://host:587."])
         self._server = own.url
@@ -118,6 +191,12 @@ class SmtpProvider:
         self._bounces = own.bounces()
         self._context = None if own.url.security == "none" else client_context(ca_file)
         self._pipelines = True
+        self._tokens: AccessTokens | None = None
+        if (grant := own.grant()) is not None:
+            proxy = proxy_for(grant.token_url) if grant.token_url.startswith("https:") else None
+            self._endpoint = HttpTransport(connections=1, ca_file=ca_file, proxy=proxy)
+            request = partial(request_token, provider=NAME, transport=self._endpoint)
+            self._tokens = AccessTokens(grant, request, folder=run_dir, name=lambda: self.name)
         self._pool = ConnectionPool(
             self._open,
             connections=own.connections,
@@ -127,7 +206,7 @@ class SmtpProvider:
 
     @classmethod
     def open(cls, settings: Settings) -> SmtpProvider:
-        return cls(settings.of(SmtpSettings), ca_file=settings.ca_file)
+        return cls(settings.of(SmtpSettings), ca_file=settings.ca_file, run_dir=settings.run_dir)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """The email is sent to the recipients that the server takes. The detail lists the others, by position in To,
@@ -158,18 +237,39 @@ class SmtpProvider:
             raise ProviderFault(NAME, words, remedy=FIREWALL) from error
         security = {"none": "without TLS", "starttls": "STARTTLS, verified", "tls": "TLS, verified"}
         login = "logged in" if self._server.username else "no login"
+        login += "" if self._tokens is None else " with an access token"
         size = f"accepts up to {connection.size_limit} octets" if connection.size_limit else "announces no size limit"
         return f"{self._address} answers: {security[self._server.security]}; {login}; {size}."
 
     async def close(self) -> None:
         await self._pool.close()
+        if self._tokens is not None:
+            await self._tokens.close()
+            await self._endpoint.close()
 
     @property
     def _address(self) -> str:
         return f"{self._server.host}:{self._server.port}"
 
     async def _open(self) -> SmtpConnection:
-        return await open_connection(self._server, self._context, ehlo_name=self._ehlo_name)
+        connect = partial(open_connection, self._server, self._context, ehlo_name=self._ehlo_name)
+        if (tokens := self._tokens) is None:
+            return await connect()
+        try:
+            token = await tokens.get()
+            try:
+                connection = await connect(token=token.text)
+            except TokenRefused:
+                # The token may have been revoked, or it lacks a permission that was granted later.
+                if not tokens.drop(token):
+                    raise
+                token = await tokens.get()
+                connection = await connect(token=token.text)
+        except TokenUnavailable as error:
+            remedy = "Check that the host of DISPATCHER_SMTP_OAUTH_TOKEN_URL is reachable from here."
+            raise NotConnected(error.outcome, remedy) from error
+        tokens.note_login(token)
+        return connection
 
     async def _deliver(
         self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction, render: Render

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from dispatcher.domain.accounts import provider_of
 from dispatcher.domain.controls import LIMITED_PROVIDER, DomainLimit
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import DispatcherError
@@ -232,7 +233,7 @@ class DomainGates:
 
     def concern(self, provider: str) -> bool:
         """Whether ceilings of recipient domains may apply to emails that this provider sends."""
-        return bool(self._gates) and provider == LIMITED_PROVIDER
+        return bool(self._gates) and provider_of(provider) == LIMITED_PROVIDER
 
     async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
         """Waits at the gate of each of the email's recipient domains that has ceilings; returns these gates. Call

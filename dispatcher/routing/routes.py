@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, assert_never
 
+from dispatcher.config.plugins import renamed
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import (
     CONCERNS_PROVIDER,
@@ -156,7 +157,7 @@ class Route:
         words = f"{refusal.reason} ({refusal.code}): {refusal.detail or ''}".rstrip(".: ")
         return self.breaker.refuse(
             trial,
-            f"{words}. {fault.remedy}",
+            renamed(f"{words}. {fault.remedy}", self.name),
             email,
             in_a_row=fault.in_a_row,
             by_sender=fault.by_sender,
@@ -168,7 +169,7 @@ class Route:
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
         """Records that the provider could not be used, for example because of its credentials. Returns who is at
         fault."""
-        return self.breaker.open(trial, str(fault), email, seconds=fault.seconds)
+        return self.breaker.open(trial, renamed(str(fault), self.name), email, seconds=fault.seconds)
 
 
 class Routes:
@@ -218,9 +219,11 @@ class Routes:
     def others(self, name: str) -> frozenset[str]:
         return frozenset(route.name for route in self._routes if route.name != name)
 
-    def capability_gap(self, email: OutgoingEmail) -> CapabilityGap | None:
+    def capability_gap(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> CapabilityGap | None:
         """Why no configured provider can ever send the email; None if at least one provider can."""
-        return capability_gap(email, {route.name: route.capabilities for route in self._routes})
+        return capability_gap(
+            email, {route.name: route.capabilities for route in self._routes if route.name not in left_out}
+        )
 
     def serve(self, channel: str) -> bool:
         return any(route.capabilities.channel == channel for route in self._routes)

@@ -75,6 +75,8 @@ EVENTS: Final = MappingProxyType(
         "recipients.opt_out_failed": "A provider reported that a recipient wants no more messages, but PostgreSQL "
         "could not store the suppression. The provider repeats the report for the next message to this recipient. "
         "Fields: email_id, reason.",
+        "provider.token_not_renewed": "A process could not renew the access token with which it logs in. The old token "
+        "is still valid, and the process tries again. Fields: provider, reason, retry_in_seconds.",
         "provider.throttled": "A provider throttled a worker, so the rate of all workers for this provider was halved. "
         "Fields: provider, per_second (the new rate).",
         # Events about processes and services.

@@ -16,8 +16,17 @@ from dispatcher.config.values import SmtpServer, full_name_of_this_host
 from dispatcher.domain.outcome import Concern, Deferred, Reason, Rejected
 from dispatcher.domain.scrub import Secrets, scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.transport.smtp_faults import BAD_NAME, BAD_SECURITY, NAME, NO_PASSWORDS, URL, remedy_for, setup_fault
-from dispatcher.transport.smtp_login import log_in
+from dispatcher.transport.smtp_faults import (
+    BAD_NAME,
+    BAD_SECURITY,
+    NAME,
+    NO_PASSWORDS,
+    OAUTH_REMEDIES,
+    URL,
+    remedy_for,
+    setup_fault,
+)
+from dispatcher.transport.smtp_login import log_in, log_in_with_token
 from dispatcher.transport.smtp_protocol import InvalidReply, ServerClosing, SmtpConnectionLost, SmtpProtocol
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, refusal
 from dispatcher.transport.tcp import connect
@@ -28,6 +37,10 @@ MAX_SIZE_DIGITS: Final = 20
 _READY: Final = 220
 _DONE: Final = 250
 _SIGNED_IN: Final = 235
+
+
+class TokenRefused(ProviderFault):
+    """The server refuses the login with an access token. Perhaps it accepts another token."""
 
 
 class NotConnected(Exception):
@@ -54,11 +67,14 @@ class SmtpConnection:
     needs_reset: bool = False  # whether the next transaction must begin with RSET, because one was not completed
 
 
-async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *, ehlo_name: str = "") -> SmtpConnection:
+async def open_connection(
+    server: SmtpServer, context: ssl.SSLContext | None, *, ehlo_name: str = "", token: str | None = None
+) -> SmtpConnection:
     """Opens a connection that is ready for MAIL. Has no time limit, so the caller must set one.
 
-    `ehlo_name`: empty for `default_ehlo_name`. Raises NotConnected if a later attempt might succeed, and ProviderFault
-    if an operator must correct something: TLS, the login or our name.
+    `ehlo_name`: empty for `default_ehlo_name`. `token`: the access token for the login, instead of a password. Raises
+    NotConnected if a later attempt might succeed, and ProviderFault if an operator must correct something: TLS, the
+    login (TokenRefused if there is a token) or our name.
     """
     tls = context if server.security == "tls" else None
     try:
@@ -71,7 +87,8 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *,
     except OSError as error:
         raise _connect_failure(error) from error
     try:
-        extensions = await _negotiated(protocol, server, context, ehlo_name or default_ehlo_name(protocol.address))
+        name = ehlo_name or default_ehlo_name(protocol.address)
+        extensions = await _negotiated(protocol, server, context, name, token)
         # Read surplus replies now. Otherwise, a surplus reply would later count as the reply to MAIL.
         await protocol.read_available()
         protocol.check()
@@ -97,7 +114,7 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *,
 
 
 async def _negotiated(
-    protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None, name: str
+    protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None, name: str, token: str | None
 ) -> Mapping[str, str]:
     greeting = await protocol.reply()
     if greeting.code != _READY:
@@ -108,7 +125,7 @@ async def _negotiated(
         await _start_tls(protocol, extensions, server, context)
         extensions = await _say_ehlo(protocol, name)
     if server.username:
-        await _log_in(protocol, extensions, server)
+        await _log_in(protocol, extensions, server, token)
     return extensions
 
 
@@ -169,18 +186,30 @@ async def _start_tls(
         raise _connect_failure(error) from error
 
 
-async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer) -> None:
+async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer, token: str | None) -> None:
     offered = extensions.get("auth", "").lower().split()
-    reply = await log_in(partial(_command, protocol), offered, server.username, server.password)
+    send = partial(_command, protocol)
+    reply: SmtpReply | None = None
+    if token is None:
+        reply = await log_in(send, offered, server.username, server.password)
+    elif "xoauth2" in offered:
+        reply = await log_in_with_token(send, server.username, token)
     if reply is None:
-        remedy = NO_PASSWORDS if any("oauth" in method for method in offered) else BAD_SECURITY
-        words = "the SMTP server offers no login that we support (AUTH PLAIN, LOGIN or CRAM-MD5)."
+        needed = (
+            "AUTH PLAIN, LOGIN or CRAM-MD5" if token is None else "AUTH XOAUTH2, which DISPATCHER_SMTP_OAUTH_… need"
+        )
+        remedy = NO_PASSWORDS if token is None and any("oauth" in method for method in offered) else BAD_SECURITY
+        words = f"the SMTP server offers no login that we support ({needed})."
         raise ProviderFault(NAME, words, remedy=remedy)
     if reply.code == _SIGNED_IN:
         return
     sent = Secrets()
-    sent.register("login", (server.password, server.username))  # removes the user name in clear, too
+    # Removes the user name in clear, too.
+    sent.register("login", (token or server.password, server.username))
     reply = replace(reply, text=sent.without(reply.text))
+    if reply.is_permanent and token is not None:
+        fault = setup_fault("refuses the login with OAuth", reply, remedy_for(reply, OAUTH_REMEDIES))
+        raise TokenRefused(NAME, fault.message, remedy=fault.remedy)
     if reply.is_permanent or reply.enhanced == "4.7.12" or "password transition" in reply.text.lower():
         raise setup_fault("refuses the login", reply)
     outcome = _refused_to_open(reply).outcome

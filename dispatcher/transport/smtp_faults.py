@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from dispatcher.domain.scrub import scrub
@@ -17,7 +18,8 @@ BAD_NAME: Final = (
     "Set DISPATCHER_SMTP_EHLO_NAME to this host's full name in DNS. The name must resolve to the host's public address."
 )
 NO_PASSWORDS: Final = (
-    "The server accepts no password, and OAuth is not supported. Allow SMTP AUTH for the mailbox, or use a relay."
+    "The server accepts no password. Log in with OAuth: set DISPATCHER_SMTP_OAUTH_TOKEN_URL and the settings that it "
+    "needs (docs/providers-accounts.md), or use a relay."
 )
 
 _REMEDIES: Final = {
@@ -37,12 +39,32 @@ _REMEDIES: Final = {
 """The remedies for codes and words of a refused login. The first pattern that matches decides."""
 
 
-def remedy_for(reply: SmtpReply) -> str:
+OAUTH_REMEDIES: Final = {
+    r" 5\.7\.139 |smtpclientauth": (
+        "Allow SMTP AUTH for the mailbox in Exchange Online: Set-CASMailbox -SmtpClientAuthenticationDisabled $false. "
+        "If security defaults or the authentication policy of the tenant block it, change these, too."
+    ),
+    r"^535 5\.7\.3 ": (
+        "Check that the user in DISPATCHER_SMTP_URL is the mailbox's address. If the app logs in by itself, it needs "
+        "the permission SMTP.SendAsApp with an administrator's consent, its service principal in Exchange Online "
+        "(New-ServicePrincipal), and FullAccess to the mailbox (Add-MailboxPermission). With a refresh token, it needs "
+        "SMTP.Send."
+    ),
+    r"^535 5\.7\.8 ": (
+        "Check that the user in DISPATCHER_SMTP_URL is the account that consented to the app, with the scope "
+        "https://mail.google.com/."
+    ),
+    r"": "Check the user in DISPATCHER_SMTP_URL, and the app's permission to send over SMTP.",
+}
+"""As `_REMEDIES`, for a login with an access token."""
+
+
+def remedy_for(reply: SmtpReply, remedies: Mapping[str, str] = _REMEDIES) -> str:
     """What to do about a refusal that concerns our login, our name or TLS."""
     if reply.blames_our_name:
         return BAD_NAME
     words = f"{reply.codes} {reply.text[:1000]}"
-    return next(remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, words, re.IGNORECASE))
+    return next(remedy for pattern, remedy in remedies.items() if re.search(pattern, words, re.IGNORECASE))
 
 
 def setup_fault(what: str, reply: SmtpReply, remedy: str | None = None) -> ProviderFault:

@@ -1,4 +1,4 @@
-"""Logs in to an SMTP server with AUTH (RFC 4954): the methods PLAIN, LOGIN and CRAM-MD5."""
+"""Logs in to an SMTP server with AUTH (RFC 4954): the methods PLAIN, LOGIN and CRAM-MD5, or XOAUTH2 with a token."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from typing import Final
 
 from dispatcher.transport.smtp_protocol import InvalidReply
@@ -20,6 +21,7 @@ _NOT_UNDERSTOOD: Final = range(500, 505)
 _USER: Final = re.compile(
     r"(?i)user|login|name|account|e-?mail|benutzer|utilisateur|usu.ri|utente|логин|имя|польз|用户"
 )
+_STATUS: Final = re.compile(r'"status"\s*:\s*"?(\d{3})\b')
 _PASSWORD: Final = re.compile(r"(?i)pass|pwd|kennw|contrase|senha|wachtw|lösen|hasło|heslo|parol|парол|密码")
 
 
@@ -36,6 +38,18 @@ async def log_in(send: Send, offered: Collection[str], user: str, password: str)
             elif reply.code not in _NOT_UNDERSTOOD:
                 return reply
     return reply
+
+
+async def log_in_with_token(send: Send, user: str, token: str) -> SmtpReply:
+    """Logs in with an access token (XOAUTH2, as Google and Microsoft specify it). Returns the server's last reply."""
+    login = f"user={user}\1auth=Bearer {token}\1\1"
+    reply = await send(f"AUTH XOAUTH2 {_base64(login.encode())}")
+    if reply.code != _GO_ON:
+        return reply
+    # The server explains the refusal in JSON, and refuses the login when it has an empty answer.
+    status = _STATUS.search(_decoded(reply))
+    reply = await send("")
+    return replace(reply, text=f"{reply.text} (status {status[1]})") if status else reply
 
 
 async def _plain(send: Send, user: bytes, password: bytes) -> SmtpReply:
@@ -76,12 +90,16 @@ _METHODS: Final = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
 
 
 def _names(what: re.Pattern[str], prompt: SmtpReply) -> bool:
-    """Whether a prompt names the user or the password. Some servers do not encode their prompts."""
+    """Whether a prompt names the user or the password."""
+    return what.search(_decoded(prompt)) is not None
+
+
+def _decoded(prompt: SmtpReply) -> str:
+    """The text of a prompt. Some servers do not encode their prompts."""
     try:
-        decoded = base64.b64decode(prompt.text, validate=True).decode("utf-8", "replace")
+        return base64.b64decode(prompt.text, validate=True).decode("utf-8", "replace")
     except ValueError:
-        decoded = prompt.text
-    return what.search(decoded) is not None
+        return prompt.text
 
 
 def _base64(octets: bytes) -> str:

@@ -13,9 +13,10 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
+from dispatcher.domain.accounts import AccountRules
 from dispatcher.domain.headers import headers_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Pin, Reason, Rejected, Uncertain
-from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail
 from dispatcher.domain.provider_text import without_echo, words_without_echo
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.sms import SMS_CHANNEL, SmsRules
@@ -151,7 +152,14 @@ class Attempts:
     provider can make an attempt without a task, and `begin` always returns None."""
 
     def __init__(
-        self, routes: Routes, ledger: Ledger, *, timeout_seconds: float, allowed_headers: Collection[str], sms: SmsRules
+        self,
+        routes: Routes,
+        ledger: Ledger,
+        *,
+        timeout_seconds: float,
+        allowed_headers: Collection[str],
+        sms: SmsRules,
+        rules: AccountRules,
     ) -> None:
         prompt = [provider for provider in routes.providers if isinstance(provider, PromptProvider)]
         self._prompt = {provider.name: provider for provider in prompt}
@@ -162,6 +170,9 @@ class Attempts:
         self._timeout_seconds = timeout_seconds
         self._allowed_headers = allowed_headers
         self._sms = sms
+        # Without rules, no email pays for them.
+        self._rules = rules or None
+        self._emails = [each.name for each in routes.providers if each.capabilities.channel == EMAIL_CHANNEL]
         self._log = get_log()
         self._without_channel = CountedLine(CHANNEL_SECONDS)
 
@@ -171,7 +182,9 @@ class Attempts:
         content = email.content
         if content is None or email.pin is not None:
             return None
-        route = self._routes.choose(content)
+        if self._rules is not None:
+            self._leave_out_accounts(self._rules, email, content)
+        route = self._routes.choose(content, email.unable)
         if route is None or (provider := self._prompt.get(route.name)) is None or route.limit is not None:
             return None
         if self._forbidden(content) or self._routes.domains.concern(route.name):
@@ -228,7 +241,7 @@ class Attempts:
             else:
                 route = self._choose(email, content)
                 if route is None:
-                    why = self._routes.capability_gap(content)
+                    why = self._routes.capability_gap(content, email.unable)
                     assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
                     return self._refused(email, why.reason, str(why))
                 if self._routes.domains.concern(route.name):
@@ -331,6 +344,8 @@ class Attempts:
         if forbidden := self._forbidden(email.content):
             return self._refused(email, *forbidden)
         if (pin := email.pin) is None:
+            if self._rules is not None:
+                self._leave_out_accounts(self._rules, email, email.content)
             return None
         email.unable = self._routes.others(pin.provider)
         key_seconds = self._routes.key_seconds(pin.provider)
@@ -342,6 +357,14 @@ class Attempts:
             lost = f"this host no longer uses idempotency keys of {pin.provider}"
         why = f"{pin.provider} may have accepted the email, but {lost}, so another attempt could send a duplicate."
         return Uncertain(why)
+
+    def _leave_out_accounts(self, rules: AccountRules, email: InFlightEmail, content: OutgoingEmail) -> None:
+        """Leaves out the accounts that the rules do not allow the email."""
+        if content.channel == EMAIL_CHANNEL:
+            tenant, lane = email.lease.tenant_id, email.delivery.lane
+            email.unable |= {*self._emails}.difference(
+                rules.allowed(self._emails, tenant=tenant, sender=content.sender, lane=lane)
+            )
 
     def _forbidden(self, content: OutgoingEmail) -> tuple[Reason, str] | None:
         """Checks headers and SMS again: the enqueuing host may allow more, and rows may be written without our

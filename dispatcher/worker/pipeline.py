@@ -73,6 +73,7 @@ class Pipeline:
             timeout_seconds=settings.send_timeout_seconds,
             allowed_headers=settings.allowed_provider_headers,
             sms=settings.sms_rules,
+            rules=settings.account_rules,
         )
         contents = ContentLoader(
             store,

@@ -17,8 +17,20 @@
 -- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, of new events
 -- that are impossible, and of events without an email; the seconds from acceptance to delivery of newly delivered
 -- emails; and, the same in every row, all marked emails that no worker has leased.
-with given as (
-    select *
+-- An event of a provider, without an account, may be about an email of any of its accounts, and counts as one of the
+-- email's own account.
+with known as (
+    select
+        email_id, status, sent_at, tenant_id, message_key, correlation_id, provider, attempt_count, was_uncertain,
+        created_at <= (select uncertain_before from dispatcher.relay_timeline) as may_lack_attempts
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)b)
+        and email_id between %(lowest_id)s and %(highest_id)s
+),
+given as (
+    select
+        t.email_id, t.event_key, coalesce(k.provider, t.provider) as provider, t.kind, t.bounce, t.address_hash,
+        t.masked, t.code, t.detail, t.happened_at, t.mailbox, t.doubt
     from unnest(
         %(email_ids)b::uuid[],
         %(event_keys)b::bytea[],
@@ -35,19 +47,13 @@ with given as (
     ) as t (
         email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at, mailbox, doubt
     )
-),
-known as (
-    select
-        email_id, status, sent_at, tenant_id, message_key, correlation_id, provider, attempt_count, was_uncertain,
-        created_at <= (select uncertain_before from dispatcher.relay_timeline) as may_lack_attempts
-    from dispatcher.email_log
-    where email_id = any(%(email_ids)b)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    left join known as k on k.email_id = t.email_id and split_part(k.provider, ':', 1) = t.provider
 ),
 -- The attempts of emails whose rows do not name the event's provider. Nearly always, there are none.
 tried as materialized (
     select
-        email_id, count(distinct attempt_number) as recorded_count, array_agg(distinct provider) as providers,
+        email_id, count(distinct attempt_number) as recorded_count,
+        array_agg(distinct provider) || array_agg(distinct split_part(provider, ':', 1)) as providers,
         bool_or(outcome = 'uncertain') as is_uncertain
     from dispatcher.every_attempt
     where email_id = any(

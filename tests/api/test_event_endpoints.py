@@ -105,6 +105,24 @@ async def test_a_forged_request_changes_nothing(api: Api, key: SendGridKey, conn
     assert connection.execute("select from email_event union all select from suppression").fetchall() == []
 
 
+async def test_the_key_that_verifies_a_request_decides_about_which_account_it_is_believed(
+    settings: Settings, key: SendGridKey, connection: psycopg.Connection
+) -> None:
+    acme = SendGridKey()
+    known = replace(
+        settings,
+        sendgrid_events_keys=(key.public,),
+        account_events={"sendgrid:acme": (acme.public,), "ses:acme": (TOPIC,)},
+    )
+    async with running(known) as api:
+        for signed_by, email_id in zip((key, acme), Books(connection).enqueue_tried(2), strict=True):
+            assert (await post(api, signed_by, [sendgrid_event(email_id)])).status == 204
+        assert (await post(api, SendGridKey(), [sendgrid_event(new_email_id())])).code == "signature-invalid"
+        assert (await api.call("POST", SES, raw=b"{}")).status != 404
+
+    assert sorted(provider for _, provider, _ in rows(connection)) == ["sendgrid", "sendgrid:acme"]
+
+
 async def test_a_batch_of_a_thousand_events_is_stored_and_larger_odd_or_compressed_bodies_are_refused(
     api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:

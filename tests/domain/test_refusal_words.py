@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.domain.outcome import AccountFault
-from dispatcher.domain.provider_text import HOST, LOGIN, QUOTA, RELAY, SENDER, STOPPED, Cause, cause_of
+from dispatcher.domain.provider_text import HOST, LOGIN, QUOTA, RELAY, SEND_AS, SENDER, STOPPED, Cause, cause_of
 from dispatcher.transport.smtp_replies import reply_of
 
 TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
@@ -73,6 +73,10 @@ TEXTS: dict[Cause | AccountFault | None, tuple[str, ...]] = {
         "550 5.7.1 Unauthenticated email from example.com is not accepted due to domain's DMARC policy.",
         "403 The example.org domain is not verified. Please, add and verify your domain",  # Resend
         "550 5.7.1 Sender domain not permitted",
+    ),
+    SEND_AS: (  # Exchange
+        "550 5.7.60 SMTP; Client does not have permissions to send as this sender",
+        "554 5.2.252 SendAsDenied; billing@example.com not allowed to send as news@example.com",
     ),
     Cause.RECIPIENT: (
         "550 no such user",

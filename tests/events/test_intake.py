@@ -308,6 +308,31 @@ async def test_an_event_proves_acceptance_if_an_attempt_may_have_used_the_provid
     assert scene.seen("doubt") == [None]
 
 
+@pytest.mark.parametrize(
+    ("sent_by", "reported_by", "stored"),
+    [
+        ("sendgrid:acme", "sendgrid:acme", "sendgrid:acme"),
+        ("sendgrid:acme", "sendgrid", "sendgrid:acme"),
+        ("sendgrid", "sendgrid:acme", None),
+        ("sendgrid:acme", "sendgrid:other", None),
+        ("sendgrid:acme", "ses", None),
+    ],
+)
+async def test_an_event_proves_an_email_of_its_account_and_that_of_a_provider_one_of_any_account(
+    scene: Scene, sent_by: str, reported_by: str, stored: str | None
+) -> None:
+    email_id = await scene.make(Status.HELD, sent_by)
+    other_id = await scene.make(Status.HELD, sent_by, "smtp")  # its row names the last
+    given = event(email_id, provider=reported_by), event(other_id, provider=reported_by)
+
+    count = 2 if stored else 0
+    assert await scene.tell(*given) == Stored(new=count, settled=count)
+
+    assert scene.books.row(email_id)["proven_by"] == stored
+    assert (await scene.tell(*given)).duplicates == 2
+    assert (await scene.tell(event(email_id, provider="sendgrid"))).duplicates == (reported_by != "ses")
+
+
 async def test_an_impossible_event_does_not_count_beside_events_of_its_own_and_other_emails(scene: Scene) -> None:
     unsent = scene.books.enqueue_one()
     dropped, held = [await scene.make(Status.HELD) for _ in range(2)]

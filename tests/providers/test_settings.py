@@ -23,6 +23,11 @@ BOUNCES: Final = {"SMTP_BOUNCE_ADDRESS": "bounces@example.net", "SMTP_BOUNCE_KEY
 COUNTRIES: Final = (
     "DISPATCHER_SMS_COUNTRIES must be two-letter codes of countries (ISO 3166), such as DE,AT,GB, or all."
 )
+OAUTH: Final = {
+    "SMTP_OAUTH_TOKEN_URL": "https://id.example/token",
+    "SMTP_OAUTH_CLIENT_ID": "app",
+    "SMTP_OAUTH_CLIENT_SECRET": "secret@app",
+}
 TWILIO: Final = {"SMS_PROVIDERS": "twilio", "TWILIO_ACCOUNT_SID": ACCOUNT, "TWILIO_AUTH_TOKEN": TOKEN}
 
 
@@ -61,6 +66,13 @@ def named(variables: dict[str, str]) -> dict[str, str]:
         ({**BOUNCES, "SMTP_BOUNCE_KEYS": "short"}, "at least 32 characters"),
         ({**BOUNCES, "SMTP_BOUNCE_ADDRESS": "returned.messages@example.net"}, "at most 15 characters"),
         ({**BOUNCES, "SMTP_BOUNCE_ADDRESS": "a+b@example.net"}, "no + before the @"),
+        ({"SMTP_OAUTH_CLIENT_ID": "app"}, "DISPATCHER_SMTP_OAUTH_TOKEN_URL is not set, but other settings"),
+        ({"SMTP_OAUTH_TOKEN_URL": "http://id.example/token"}, "without encryption; use https://"),
+        ({**OAUTH, "SMTP_OAUTH_CLIENT_ID": ""}, "DISPATCHER_SMTP_OAUTH_CLIENT_ID is not set"),
+        ({**OAUTH, "SMTP_OAUTH_CLIENT_SECRET": ""}, "set one of them"),
+        ({**OAUTH, "SMTP_URL": "smtp://me:secret@smtp.example"}, "the user, and no password"),
+        ({**OAUTH, "SMTP_URL": "smtp://smtp.example"}, "the mailbox's address as the user"),
+        ({**OAUTH, "SMTP_URL": "smtp://me@smtp.example?tls=none"}, "send the access token without encryption"),
         ({"TWILIO_ACCOUNT_SID": "SK" + "0" * 32}, "must be AC followed by 32 hexadecimal digits"),
         ({"TWILIO_SENDER": "a name of many words"}, "DISPATCHER_TWILIO_SENDER must be a number"),
         ({"TWILIO_CALLBACK_URL": "http://mail.example.org/"}, "use https://"),

@@ -101,7 +101,7 @@ async def test_the_password_never_goes_to_a_prompt_for_something_else(replies: l
     assert "does not complete a login method" in str(fault.remedy) or replies[-1].startswith("535")
 
 
-OAUTH, APP, TLS = "OAuth is not supported", "Create an app password", "The server requires TLS"
+OAUTH, APP, TLS = "Log in with OAuth", "Create an app password", "The server requires TLS"
 LIMIT, TRANSITION, PLAIN_WRONG = "Raise the account's limit", "Set a new password", "Check the user and password"
 
 

@@ -4,6 +4,7 @@ cannot send every email."""
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
@@ -274,3 +275,43 @@ async def test_an_email_with_a_header_that_controls_a_provider_fails_unless_the_
 
     await bench.settled({"failed": 3, "sent": 1})
     assert smtp.accepted == {allowed: 1}
+
+
+@pytest.mark.parametrize("kind", [ScriptedProvider, ScriptedBulk])
+async def test_an_email_uses_only_the_accounts_of_its_rule_and_waits_for_them_while_others_are_sent(
+    bench: Bench, kind: type[ScriptedProvider]
+) -> None:
+    acme, bulk, rest = (kind(name) for name in ("smtp:acme", "smtp:bulk", "smtp"))
+    providers = [with_bulk_calls(each, 10) for each in (acme, bulk, rest)]
+    await bench.start(providers, ACCOUNT_RULES="tenant=acme -> smtp:acme; lane=bulk sender=example.com -> smtp:bulk")
+    of_acme = bench.books.enqueue(3, tenant_id="acme")
+    of_bulk, others = bench.books.enqueue(3), bench.books.enqueue(3)
+    await bench.deliver(of_bulk, lane="bulk")
+    await bench.deliver([*of_acme, *others])
+    await bench.settled({"sent": 9})
+
+    sent = {each.name: set(each.accepted) for each in (acme, bulk, rest)}
+    assert sent == {"smtp:acme": {*of_acme}, "smtp:bulk": {*of_bulk}, "smtp": {*others}}
+
+    acme.always = FAULT
+    (waiting,) = bench.books.enqueue(1, tenant_id="acme")
+    await bench.deliver([waiting, *bench.books.enqueue(5)])
+    await until(lambda: state_of(bench, "smtp:acme") == "open" and bench.books.statuses() == {"pending": 1, "sent": 14})
+    assert (state_of(bench, "smtp"), bench.due_in_seconds(waiting) > 0) == ("closed", True)
+
+
+async def test_an_email_that_the_accounts_of_its_rule_cannot_send_fails_and_a_pinned_one_keeps_its_account(
+    bench: Bench,
+) -> None:
+    acme, rest = (ScriptedProvider(name, NO_TEMPLATES) for name in ("resend:acme", "resend"))
+    keyed = ScriptedProvider("resend:old", Capabilities(copies=1, templates=True, idempotency_key_seconds=3600.0))
+    templated, pinned = bench.books.enqueue(1, tenant_id="acme", **TEMPLATED) + bench.books.enqueue(1, tenant_id="acme")
+    at = datetime.now(UTC)
+    bench.books.change(pinned, provider="resend:old", attempt_count=1, was_uncertain=True, pinned_at=at)
+    await bench.start([acme, rest, keyed], ACCOUNT_RULES="tenant=acme -> resend:acme")
+
+    await bench.deliver([templated, pinned])
+
+    await bench.settled({"failed": 1, "sent": 1})
+    assert "configured: resend:acme." in str(bench.books.row(templated)["last_error"])
+    assert (keyed.calls, acme.calls, rest.calls) == ([pinned], [], [])

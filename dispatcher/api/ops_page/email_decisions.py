@@ -111,6 +111,7 @@ async def find_shown(
         request.path_params["email_id"],
         tenant_id=visitor.tenant_id,
         providers=site.settings.providers,
+        rules=site.settings.account_rules,
         lease_seconds=site.settings.lease_seconds,
         reveal=reveal,
     )

@@ -75,6 +75,12 @@ class SesSettings(ProviderSettings):
         "SES's region, such as eu-west-1; default: AWS_DEFAULT_REGION, or the AWS profile's region.",
         variable="AWS_REGION",
     )
+    profile: str | None = setting(
+        values.name("A-Za-z0-9_.-"),
+        None,
+        "The AWS profile with the credentials for SES; unset: boto3 finds them, for example in AWS_ACCESS_KEY_ID.",
+        shared=False,
+    )
     configuration_set: str | None = setting(
         values.name("A-Za-z0-9_-"), None, "SES's configuration set for every email."
     )
@@ -93,7 +99,7 @@ def region_of(own: SesSettings) -> str:
     """The region of SES, from our or botocore's settings. Raises ConfigurationError if neither sets one."""
     from dispatcher.providers.ses.endpoint import default_region
 
-    region = own.region or default_region()
+    region = own.region or default_region(own.profile)
     if region is None:
         raise ConfigurationError(
             ["AWS_REGION is not set, and the provider ses needs it: set it to SES's region, such as eu-west-1."]
@@ -120,10 +126,10 @@ class SesProvider:
         from dispatcher.providers.ses.endpoint import endpoint_of, new_session
         from dispatcher.providers.ses.signing import AwsCredentials
 
-        session = new_session()
+        session = new_session(own.profile)
         self._configuration_set = own.configuration_set
         self._endpoint = endpoint_of(session, own.region, own.endpoint_url, ca_file)
-        self._credentials = AwsCredentials(session)
+        self._credentials = AwsCredentials(session, own.profile)
         self._transport = HttpTransport(
             connections=own.connections, trusted=self._endpoint.trusted, proxy=self._endpoint.proxy
         )

@@ -75,12 +75,13 @@ def _path_of(operation: str) -> str:
     return path
 
 
-def new_session() -> botocore.session.Session:
-    """A botocore session with the settings and credentials of the environment and the profile. Does not connect."""
+def new_session(profile: str | None = None) -> botocore.session.Session:
+    """A botocore session with the settings and credentials of the environment and the profile. If a profile is given,
+    with its credentials only. Does not connect."""
     # At DEBUG, these loggers write whole emails and the request's signature.
     for name in ("botocore", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    session = botocore.session.Session()
+    session = botocore.session.Session(profile=profile)
     session.register_component("data_loader", read_models())
     return session
 
@@ -155,10 +156,10 @@ def _trusted(session: botocore.session.Session, ca_file: Path | None) -> Path:
     return Path(get_cert_path(True))
 
 
-def default_region() -> str | None:
+def default_region(profile: str | None = None) -> str | None:
     """botocore's region from the environment or the profile; None if there is none."""
     try:
-        region: str | None = botocore.session.Session().get_config_variable("region")
+        region: str | None = botocore.session.Session(profile=profile).get_config_variable("region")
     except BotoCoreError as error:
         raise ConfigurationError([f"botocore cannot read its settings: {scrub(str(error))}."]) from error
     return region

@@ -49,9 +49,10 @@ _Found = tuple[Any, ReadOnlyCredentials]
 class AwsCredentials:
     """The AWS credentials of a botocore session, for one event loop."""
 
-    def __init__(self, session: botocore.session.Session) -> None:
+    def __init__(self, session: botocore.session.Session, profile: str | None = None) -> None:
         """Does not search for credentials yet; the first email starts the search."""
         self._session = session
+        self._profile = profile
         self._source: Any = None
         self._frozen: ReadOnlyCredentials | None = None
         self._pending: asyncio.Future[_Found] | None = None
@@ -84,7 +85,7 @@ class AwsCredentials:
     def discard(self, refused: ReadOnlyCredentials) -> None:
         """Forgets credentials that AWS has refused, so that `wait` starts a search, unless they are renewed already."""
         if refused is self._frozen:
-            self._session = new_session()  # a session keeps what it has found
+            self._session = new_session(self._profile)  # a session keeps what it has found
             self._source = self._frozen = None
 
     def _start_search(self) -> asyncio.Future[_Found]:
@@ -104,7 +105,7 @@ class AwsCredentials:
         self._pending = None
         if found.exception() is None:
             self._source, self._frozen = found.result()
-            OWN_SECRETS.register("AWS", [self._frozen.secret_key, self._frozen.token or ""])
+            OWN_SECRETS.register(f"AWS {self._profile or ''}", [self._frozen.secret_key, self._frozen.token or ""])
             self._next_check_at = found.get_loop().time() + EXPIRY_CHECK_SECONDS
 
 
