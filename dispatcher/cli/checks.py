@@ -111,6 +111,16 @@ def check_process(settings: Settings) -> Iterator[Finding]:
     yield passed_if(is_enough, "file descriptors", words, remedy, CheckState.WARNING)
 
 
+def check_recipients(settings: Settings) -> Iterator[Finding]:
+    """Reports that this host does not send to everyone, which the operator of a production host must know."""
+    if settings.allow_recipients is not None or settings.redirect_to is not None:
+        allowed = ", ".join(settings.allow_recipients or ()) or "nobody"
+        others = f"redirected to {settings.redirect_to}" if settings.redirect_to else "kept back"
+        words = f"this host sends only to {allowed}; emails to all others are {others}"
+        remedy = "Correct for staging, if every host has the same settings. Otherwise unset DISPATCHER_ALLOW_RECIPIENTS"
+        yield Finding("recipients", CheckState.WARNING, words, f"{remedy} and DISPATCHER_REDIRECT_TO.")
+
+
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
     """Checks that only this user may write there, that the in-flight ledgers fit on the disk, and that the system does
     not delete them."""

@@ -39,6 +39,7 @@ def command(*, for_api: bool, as_json: bool) -> int:
     \b
     Checks:
       settings     invalid settings, and who may read the env file
+      recipients   whether this host sends to everyone (DISPATCHER_ALLOW_RECIPIENTS)
       process      Python's version, the open-file limit, the run directory
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
                    partitions, whether connected hosts share a name, whether a connection
@@ -81,6 +82,7 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
         yield checks.check_env_file(file)
     yield from checks.check_process(settings)
     if not for_api:
+        yield from checks.check_recipients(settings)
         yield from checks.check_run_dir(settings)
     if settings.database_url:
         yield from checks.check_postgresql(settings)

@@ -188,6 +188,20 @@ class Settings:
     lease_seconds: float = setting(
         values.seconds(1, 3600), "60", "How long a worker owns an email before the worker has to renew the lease."
     )
+    allow_recipients: tuple[str, ...] | None = setting(
+        values.recipients,
+        None,
+        "For a system that must not reach real people: the only recipients of emails and SMS, as addresses, domains, "
+        "and phone numbers or their beginnings such as +4915, comma-separated; or none. Emails to all others are kept "
+        "back: they fail with the error kept_back. Unset: all recipients. Use the same value on all hosts.",
+    )
+    redirect_to: str | None = setting(
+        values.mailbox,
+        None,
+        "An address that gets the emails which DISPATCHER_ALLOW_RECIPIENTS would keep back, instead of all their "
+        "recipients. If only this setting is set, it gets all emails. SMS are still kept back. Use the same value on "
+        "all hosts.",
+    )
     send_timeout_seconds: float = setting(
         values.seconds(0.1, 600), "30", "Time limit for one attempt, including the time to connect."
     )

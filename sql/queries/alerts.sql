@@ -63,7 +63,7 @@ from (
         from dispatcher.email_log as e
         where e.status in ('failed', 'held')
             and e.status = of_status.status
-            and e.error_type is distinct from 'suppressed'
+            and {has_letter}
             and e.dead_letter_discarded_at is null
             and isfinite(coalesce(e.dead_letter_due_at, e.created_at))
         order by e.email_id
