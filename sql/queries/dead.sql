@@ -32,7 +32,8 @@ and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
 -- select them.
 (%(error_type)s::text is null or e.error_type = %(error_type)s)
 and (
-    {has_letter}
+    ({has_letter})
+    or %(channel)s = 'test'
     or %(error_type)s in ('suppressed', 'kept_back')
     or %(email_ids)s::uuid[] is not null
 )
@@ -42,9 +43,11 @@ and (%(discarded)s::boolean is null or (e.dead_letter_discarded_at is not null) 
 and {is_selected}
 
 -- part: has_letter
--- Whether an email `e` that failed or is held has a dead letter: its recipients were neither suppressed nor kept back.
--- The first condition is that of the index email_log_undecided.
-e.error_type is distinct from 'suppressed' and e.error_type is distinct from 'kept_back'
+-- Whether an email `e` that failed or is held has a dead letter: its recipients were neither suppressed nor kept back,
+-- and no test key enqueued it. The first condition is that of the index email_log_undecided.
+e.error_type is distinct from 'suppressed'
+and e.error_type is distinct from 'kept_back'
+and e.channel is distinct from 'test'
 
 -- part: dead_emails
 -- The failed and held emails that a filter selects. Two branches, because an index has each status in the order of ids:
