@@ -202,6 +202,27 @@ class Settings:
         "recipients. If only this setting is set, it gets all emails. SMS are still kept back. Use the same value on "
         "all hosts.",
     )
+    sender_domains: tuple[str, ...] = setting(
+        values.domains,
+        None,
+        "The domains in the From of your emails, comma-separated, such as example.com. `dispatcher doctor` checks "
+        "their SPF, DKIM and DMARC records, and those of the domains that API keys allow.",
+        empty=(),
+    )
+    dkim_selectors: tuple[str, ...] = setting(
+        values.names("A-Za-z0-9._-"),
+        None,
+        "The selectors of the DKIM keys, comma-separated, for `dispatcher doctor`. Unset: the usual selectors of "
+        "SendGrid and Resend.",
+        empty=(),
+    )
+    return_path_domains: tuple[str, ...] = setting(
+        values.domains,
+        None,
+        "The domains of the return path that SendGrid, SES or Resend uses for your emails (custom MAIL FROM), "
+        "comma-separated, for `dispatcher doctor`. Unset: send.DOMAIN for Resend, unknown for the others.",
+        empty=(),
+    )
     send_timeout_seconds: float = setting(
         values.seconds(0.1, 600), "30", "Time limit for one attempt, including the time to connect."
     )

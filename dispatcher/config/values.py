@@ -384,6 +384,12 @@ def recipients(text: str) -> tuple[str, ...]:
     return tuple(map(one, found))
 
 
+def domains(text: str) -> tuple[str, ...]:
+    if wrong := [each for each in texts(text) if not _FULL_NAME.fullmatch(each)]:
+        raise ValueError(f"has {wrong[0]!r}, which is not a full domain in ASCII, such as example.com")
+    return tuple(each.lower() for each in texts(text))
+
+
 def name(letters: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"[{letters}]{{1,64}}", text):
