@@ -113,13 +113,25 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 
 
 def check_recipients(settings: Settings) -> Iterator[Finding]:
-    """Reports that this host does not send to everyone, which the operator of a production host must know."""
+    """Reports that this host does not send to everyone, which the operator of a production host must know; and other
+    hosts that allow other recipients."""
+    from dispatcher.store.connections import connected
+    from dispatcher.store.server import find_other_recipients
+
     if settings.allow_recipients is not None or settings.redirect_to is not None:
         allowed = ", ".join(settings.allow_recipients or ()) or "nobody"
         others = f"redirected to {settings.redirect_to}" if settings.redirect_to else "kept back"
         words = f"this host sends only to {allowed}; emails to all others are {others}"
         remedy = "Correct for staging, if every host has the same settings. Otherwise unset DISPATCHER_ALLOW_RECIPIENTS"
         yield Finding("recipients", CheckState.WARNING, words, f"{remedy} and DISPATCHER_REDIRECT_TO.")
+    different: list[str] = []
+    if settings.database_url:
+        with suppress(DispatcherError), connected(settings.database_url, name="dispatcher doctor") as connection:
+            different = find_other_recipients.sync(connection, settings.recipients_digest)
+    if different:
+        words = f"this host and {', '.join(different)} do not have the same DISPATCHER_ALLOW_RECIPIENTS and REDIRECT_TO"
+        remedy = "Set the same values on all hosts: a host without them sends what another host keeps back."
+        yield Finding("recipients of all hosts", CheckState.FAILED, words, remedy)
 
 
 def check_senders(settings: Settings) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING, FrozenInstanceError, field, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -590,6 +591,14 @@ class Settings:
         from dispatcher.domain.sms import SmsRules  # loaded late, because few commands need it
 
         return SmsRules(self.sms_max_segments, self.sms_countries)
+
+    @property
+    def recipients_digest(self) -> str:
+        """The same on hosts that allow the same recipients; empty if this host allows all."""
+        if self.allow_recipients is None and self.redirect_to is None:
+            return ""
+        allowed = None if self.allow_recipients is None else sorted(self.allow_recipients)
+        return sha256(repr((allowed, self.redirect_to)).encode()).hexdigest()[:16]
 
     @property
     def metrics_folder(self) -> Path:

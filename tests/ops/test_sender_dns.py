@@ -108,7 +108,7 @@ CASES: Final = {
     "invalid DMARC": Case({"_dmarc.example.com TXT": ["v=DMARC1"]}, "DMARC", "no valid policy", "p=none"),
     "no key": Case({"s2._domainkey.example.com TXT": None}, "DKIM", "does not exist", "s2._domainkey.example.com"),
     "revoked": Case({"s2._domainkey.example.com TXT": ["v=DKIM1; p="]}, "DKIM", "revoked", "Publish"),
-    "short": Case({"s2._domainkey.example.com TXT": [f"p={key_of()[:40]}"]}, "DKIM", "cannot be read", "Publish"),
+    "short": Case({"s2._domainkey.example.com TXT": [f"p={key_of()[:40]}"]}, "DKIM", "fewer than 1024 bits", "Publish"),
     "testing": Case({"s2._domainkey.example.com TXT": [f"t=y; {KEY}"]}, "DKIM", "testing mode", "Publish"),
     "no SPF": Case(
         {"em.example.com TXT": None}, "SPF", "no record", 'em.example.com TXT "v=spf1 include:sendgrid.net ~all"'
