@@ -136,36 +136,17 @@ def check_recipients(settings: Settings) -> Iterator[Finding]:
 
 def check_senders(settings: Settings) -> Iterator[Finding]:
     """Checks the DNS records of the senders' domains: of DISPATCHER_SENDER_DOMAINS, and of valid API keys."""
-    from dispatcher.store.api_keys import list_keys
+    from dispatcher.ops.sender_dns import examine
+    from dispatcher.store.api_keys import ApiKey, list_keys
     from dispatcher.store.connections import connected
 
-    domains: set[str] = set()
+    keys: list[ApiKey] = []
     if settings.database_url:
         with suppress(DispatcherError), connected(settings.database_url, name="dispatcher doctor") as connection:
-            for key in list_keys.sync(connection):
-                if key.revoked_at is None and not key.is_test:
-                    domains |= {each.rpartition("@")[2] for each in key.sender_addresses or ()}
-                    domains |= key.sender_domains or frozenset()
-    if not (domains or settings.sender_domains):
-        return
-    try:
-        from dns.exception import DNSException
-        from dns.resolver import Resolver
-    except ImportError:
-        words = "SPF, DKIM and DMARC are not checked, because dnspython is not installed"
-        yield Finding("senders", CheckState.WARNING, words, "Run: pip install 'email-dispatcher[dns]'")
-        return
-    from dispatcher.ops import sender_dns
-
-    try:
-        records = sender_dns.Records(Resolver())
-    except DNSException as error:
-        words = f"SPF, DKIM and DMARC are not checked: this host has no DNS server ({type(error).__name__})"
-        yield Finding("senders", CheckState.WARNING, words, "Correct /etc/resolv.conf.")
-    else:
-        for each in sender_dns.check_senders(settings, sorted(domains), records):
-            state = CheckState.OK if each.is_ok else CheckState.WARNING
-            yield Finding(f"{each.subject} of {each.domain}", state, each.detail, each.remedy)
+            keys = list_keys.sync(connection)
+    for each in examine(settings, keys):
+        state = CheckState.OK if each.is_ok else CheckState.WARNING
+        yield Finding(f"{each.subject} of {each.domain}", state, each.detail, each.remedy)
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:

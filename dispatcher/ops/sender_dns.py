@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dispatcher.config import Settings
 from dispatcher.domain.values import dataclass
 from dispatcher.providers.smtp import SmtpSettings
+from dispatcher.store.api_keys import ApiKey
 
 if TYPE_CHECKING:
     from dns.resolver import Resolver
@@ -59,7 +60,6 @@ class SenderFinding:
     subject: str  # SPF, DKIM, DMARC, alignment or return path
     detail: str
     remedy: str | None = None
-    is_known: bool = True  # False: DNS did not answer
 
     @property
     def is_ok(self) -> bool:
@@ -106,6 +106,30 @@ class Records:
         return [text for text in self.find(domain, "TXT") if _SPF.match(text)]
 
 
+def examine(settings: Settings, keys: Iterable[ApiKey]) -> list[SenderFinding]:
+    """Checks the domains of DISPATCHER_SENDER_DOMAINS, and those that valid keys allow. Blocks until DNS has answered,
+    at most for TOTAL_SECONDS."""
+    domains: set[str] = set()
+    for key in keys:
+        if key.revoked_at is None and not key.is_test:
+            domains |= {each.rpartition("@")[2] for each in key.sender_addresses or ()}
+            domains |= key.sender_domains or frozenset()
+    if not (domains or settings.sender_domains):
+        return []
+    try:
+        from dns.exception import DNSException
+        from dns.resolver import Resolver
+    except ImportError:
+        words = "SPF, DKIM and DMARC are not checked, because dnspython is not installed"
+        return [SenderFinding("all senders", "DNS", words, "Run: pip install 'email-dispatcher[dns]'")]
+    try:
+        records = Records(Resolver())
+    except DNSException as error:
+        words = f"SPF, DKIM and DMARC are not checked: this host has no DNS server ({type(error).__name__})"
+        return [SenderFinding("all senders", "DNS", words, "Correct /etc/resolv.conf.")]
+    return list(check_senders(settings, sorted(domains), records))
+
+
 def check_senders(settings: Settings, domains: Iterable[str], records: Records) -> Iterator[SenderFinding]:
     """Checks the records of these domains, and of DISPATCHER_SENDER_DOMAINS."""
     wanted = dict.fromkeys((*settings.sender_domains, *domains))
@@ -113,7 +137,7 @@ def check_senders(settings: Settings, domains: Iterable[str], records: Records) 
         try:
             yield from _check(settings, domain, records)
         except NoAnswer as error:
-            yield SenderFinding(domain, "DNS", f"{error}", "Run the command again, or check /etc/resolv.conf.", False)
+            yield SenderFinding(domain, "DNS", f"{error}", "Try again, or check /etc/resolv.conf.")
     if len(wanted) > MAX_DOMAINS:
         words = f"only the first {MAX_DOMAINS} of {len(wanted)} domains are checked"
         yield SenderFinding(list(wanted)[MAX_DOMAINS], "DNS", words, "Name fewer in DISPATCHER_SENDER_DOMAINS.")

@@ -88,6 +88,7 @@ _ENTRIES: Final[Mapping[str, Sequence[tuple[str, str, bool]]]] = {
         ("/tenants", "Tenants", True),
         ("/domains", "Domains", True),
         ("/webhooks", "Webhooks", False),
+        ("/senders", "Senders", True),
         ("/keys", "Keys", True),
         ("/audit", "Audit", True),
     ],
