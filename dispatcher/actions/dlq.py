@@ -70,7 +70,7 @@ class FailureFilter(Action[R], reach=Reach.ANY_TENANT):
     filters: ClassVar[tuple[str, ...]]
     error_type: str | None = field(one_of(Reason), "Only this error type, such as outcome_unknown.", default=None)
     provider: str | None = field(PROVIDER, "Only emails whose last attempt used this provider.", default=None)
-    channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
+    channel: str | None = field(FILTER_TEXT, "Only this channel: `email`, `sms` or `test`.", default=None)
     tenant_id: str | None = field(TENANT, "Only this tenant; with message keys: the tenant of the keys.", default=None)
     text: str | None = field(
         FILTER_TEXT, "Only emails whose last error contains this text; case does not matter.", default=None

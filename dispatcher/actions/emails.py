@@ -124,7 +124,7 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
     text: str | None = field(
         FILTER_TEXT, "Only emails whose last error contains this text; case does not matter.", default=None
     )
-    channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
+    channel: str | None = field(FILTER_TEXT, "Only this channel: `email`, `sms` or `test`.", default=None)
     provider: str | None = field(FILTER_TEXT, "Only emails whose last attempt used this provider.", default=None)
     correlation_id: str | None = field(FILTER_TEXT, "Only emails with this correlation id.", default=None)
     tenant_id: str | None = field(TENANT, "Only this tenant.", default=None)

@@ -143,12 +143,21 @@ class CreateKey(Change[NewKey], name="keys create", query="insert_key"):
         option="--allow-lane",
     )
 
+    is_test: bool = field(
+        FLAG,
+        "What the key enqueues is stored, and never leaves: workers simulate the outcome. Give the key a tenant of its "
+        "own, because a test uses up its message keys. Not with the scope operate.",
+        default=False,
+        option="--test",
+    )
+
     needs_reason = False
     secret = "key"  # noqa: S105 - a field's name
     done = "Save this key now: it is not shown again. Send it to the API as `Authorization: Bearer …`."
     examples = (
         "keys create --name shop --from-domain example.com",
         "keys create --name login --from-address otp@example.com --lane urgent",
+        "keys create --name ci --tenant shop-test --from-anywhere --test",
         "keys create --name dashboard --scope read",
         "keys create --name ann --all-tenants --scope operate",
         "keys create --name shop --from-address no-reply@example.com --per-second 50 --recipients-per-day 10000",
@@ -164,6 +173,9 @@ class CreateKey(Change[NewKey], name="keys create", query="insert_key"):
         elif Scope.SEND in self.scopes and not (self.from_anywhere or self.from_domains or self.from_addresses):
             rule = "allows no sender: the scope send needs --from-domain, --from-address or --from-anywhere"
             found.append(Mistake("", rule))
+        if self.is_test and Scope.OPERATE in self.scopes:
+            rule = "cannot be combined with the scope operate, which sends real emails again"
+            found.append(Mistake("is_test", rule))
         for name, lanes in (("lane", [self.lane] if self.lane else []), ("allowed_lanes", self.allowed_lanes)):
             if set(lanes) - set(settings.lanes):
                 found.append(Mistake(name, f"must be one of DISPATCHER_LANES: {', '.join(settings.lanes)}"))

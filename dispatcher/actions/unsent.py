@@ -25,7 +25,7 @@ class Unsent(Batch):
     correlation_id: str | None = field(FILTER_TEXT, "Only emails with this correlation id.", default=None)
     tag: str | None = field(FILTER_TEXT, "Only emails with this tag.", default=None)
     metadata: str | None = field(METADATA, "Only emails with this metadata, such as order=4711.", default=None)
-    channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
+    channel: str | None = field(FILTER_TEXT, "Only this channel: `email`, `sms` or `test`.", default=None)
     older_than_seconds: float | None = field(AGE, "Only emails enqueued longer ago than this.", default=None)
     newer_than_seconds: float | None = field(AGE, "Only emails enqueued more recently than this.", default=None)
 

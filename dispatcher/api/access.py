@@ -88,6 +88,11 @@ class Caller:
         return None if self.key is None else self.key.lane
 
     @property
+    def is_test(self) -> bool:
+        """Whether what the caller enqueues must never leave."""
+        return self.key is not None and self.key.is_test
+
+    @property
     def sees_content(self) -> bool:
         """Whether the caller may read the senders, recipients and subjects of emails. Nobody may without a key."""
         return self.key is not None and Scope.CONTENT in self.key.scopes

@@ -84,8 +84,10 @@ SCHEMAS: Final[dict[str, Any]] = {
             "message_key": {"type": "string"},
             "status": {"type": "string", "enum": ["pending", "waiting"]},
             "warnings": {"type": "array", "items": {"type": "string"}},
+            "is_test": {"const": True, "description": "The key is a test key: the email never leaves."},
         },
         "warnings",
+        "is_test",
     ),
     "Result": {
         "oneOf": [
@@ -187,7 +189,8 @@ class EnqueueEndpoints:
             if kind and isinstance(document, dict):
                 document = {**document, **kind}
             require_key(document, key)
-            return draft([self.validator.email(document, caller, key=key)], traceparent, caller.lane)[0]
+            emails = [self.validator.email(document, caller, key=key)]
+            return draft(emails, traceparent, caller.lane, is_test=caller.is_test)[0]
 
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller.name) as body:
@@ -198,7 +201,7 @@ class EnqueueEndpoints:
         headers = {"Location": f"/v1/emails/{email.email_id}"}
         if email.acceptance is Acceptance.KNOWN:
             headers["Idempotent-Replayed"] = "true"
-        return Response(orjson.dumps(_accepted(email, item.email)), 202, headers, "application/json")
+        return Response(orjson.dumps(_accepted(email, item)), 202, headers, "application/json")
 
     async def create_many(self, request: Request) -> Response:
         """Enqueues up to 1,000 emails. Each email gets its own result, in the request's order."""
@@ -229,7 +232,8 @@ class EnqueueEndpoints:
             except Problem as problem:
                 mistakes += len(problem.errors)
                 made.append(problem.without_traceback())
-        drafts = iter(draft([item for item in made if not isinstance(item, Problem)], traceparent, caller.lane))
+        emails = [item for item in made if not isinstance(item, Problem)]
+        drafts = iter(draft(emails, traceparent, caller.lane, is_test=caller.is_test))
         return [item if isinstance(item, Problem) else next(drafts) for item in made]
 
     def _result(self, answer: InsertResult, item: Draft, index: int) -> dict[str, Any]:
@@ -238,7 +242,7 @@ class EnqueueEndpoints:
         except Problem as problem:
             return self._refused(problem)
         outcome = "accepted" if email.acceptance is Acceptance.ACCEPTED else "known"
-        return {"outcome": outcome, "email": _accepted(email, item.email)}
+        return {"outcome": outcome, "email": _accepted(email, item)}
 
     def _refused(self, problem: Problem) -> dict[str, Any]:
         self.refusals.count(problem.code)
@@ -266,8 +270,12 @@ class EnqueueEndpoints:
         return answers
 
 
-def _accepted(enqueued: Enqueued, email: Message) -> dict[str, Any]:
+def _accepted(enqueued: Enqueued, item: Draft) -> dict[str, Any]:
     """The response. A repeated request gets the same response, even if the email's status has changed."""
-    status = Status.PENDING if email.send_at is None else Status.WAITING
-    warnings = {"warnings": email.warnings} if email.warnings else {}
-    return {"id": enqueued.email_id, "message_key": enqueued.message_key, "status": status, **warnings}
+    status = Status.PENDING if item.email.send_at is None else Status.WAITING
+    document = {"id": enqueued.email_id, "message_key": enqueued.message_key, "status": status}
+    if item.email.warnings:
+        document["warnings"] = item.email.warnings
+    if item.is_test:
+        document["is_test"] = True
+    return document

@@ -11,6 +11,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -109,6 +110,43 @@ def check_process(settings: Settings) -> Iterator[Finding]:
     words = f"the limit per process is {limit}; a worker may need {needed}"
     remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE (systemd), minfds (supervisord.conf) or ulimit -Hn."
     yield passed_if(is_enough, "file descriptors", words, remedy, CheckState.WARNING)
+
+
+def check_recipients(settings: Settings) -> Iterator[Finding]:
+    """Reports that this host does not send to everyone, which the operator of a production host must know; and other
+    hosts that allow other recipients."""
+    from dispatcher.store.connections import connected
+    from dispatcher.store.server import find_other_recipients
+
+    if settings.allow_recipients is not None or settings.redirect_to is not None:
+        allowed = ", ".join(settings.allow_recipients or ()) or "nobody"
+        others = f"redirected to {settings.redirect_to}" if settings.redirect_to else "kept back"
+        words = f"this host sends only to {allowed}; emails to all others are {others}"
+        remedy = "Correct for staging, if every host has the same settings. Otherwise unset DISPATCHER_ALLOW_RECIPIENTS"
+        yield Finding("recipients", CheckState.WARNING, words, f"{remedy} and DISPATCHER_REDIRECT_TO.")
+    different: list[str] = []
+    if settings.database_url:
+        with suppress(DispatcherError), connected(settings.database_url, name="dispatcher doctor") as connection:
+            different = find_other_recipients.sync(connection, settings.recipients_digest)
+    if different:
+        words = f"this host and {', '.join(different)} do not have the same DISPATCHER_ALLOW_RECIPIENTS and REDIRECT_TO"
+        remedy = "Set the same values on all hosts: a host without them sends what another host keeps back."
+        yield Finding("recipients of all hosts", CheckState.FAILED, words, remedy)
+
+
+def check_senders(settings: Settings) -> Iterator[Finding]:
+    """Checks the DNS records of the senders' domains: of DISPATCHER_SENDER_DOMAINS, and of valid API keys."""
+    from dispatcher.ops.sender_dns import examine
+    from dispatcher.store.api_keys import ApiKey, list_keys
+    from dispatcher.store.connections import connected
+
+    keys: list[ApiKey] = []
+    if settings.database_url:
+        with suppress(DispatcherError), connected(settings.database_url, name="dispatcher doctor") as connection:
+            keys = list_keys.sync(connection)
+    for each in examine(settings, keys):
+        state = CheckState.OK if each.is_ok else CheckState.WARNING
+        yield Finding(f"{each.subject} of {each.domain}", state, each.detail, each.remedy)
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:

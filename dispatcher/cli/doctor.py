@@ -39,6 +39,7 @@ def command(*, for_api: bool, as_json: bool) -> int:
     \b
     Checks:
       settings     invalid settings, and who may read the env file
+      recipients   whether this host sends to everyone (DISPATCHER_ALLOW_RECIPIENTS)
       process      Python's version, the open-file limit, the run directory
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
                    partitions, whether connected hosts share a name, whether a connection
@@ -52,6 +53,9 @@ def command(*, for_api: bool, as_json: bool) -> int:
       providers    whether each provider accepts our credentials, and whether workers use it;
                    whether pending emails will fail because no provider can send them, or
                    because a header or a phone number is not allowed
+      senders      by DNS, for DISPATCHER_SENDER_DOMAINS and the domains of API keys: SPF, DKIM,
+                   DMARC and alignment, MX of the return path, each with the record to publish;
+                   needs the extra dns (dnspython)
 
     The command creates missing folders. It changes nothing else.
 
@@ -81,6 +85,7 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
         yield checks.check_env_file(file)
     yield from checks.check_process(settings)
     if not for_api:
+        yield from checks.check_recipients(settings)
         yield from checks.check_run_dir(settings)
     if settings.database_url:
         yield from checks.check_postgresql(settings)
@@ -91,6 +96,7 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
     yield from checks.check_event_sources(settings)
     if not for_api:
         yield from checks.check_providers(settings)
+        yield from checks.check_senders(settings)
 
 
 def _show(findings: list[Finding]) -> None:

@@ -113,6 +113,9 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     failed or held, and no operator has resolved it. Its content is deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS.
     `expiring` is null if this setting is 0, which keeps the content for ever.
 
+    `kept_back` counts the failed emails that no host may send, because DISPATCHER_ALLOW_RECIPIENTS does not allow
+    their recipients. `dispatcher dlq list --error-type kept_back` lists them.
+
     The table shows `oldest_pending_seconds` as "oldest pending", `longest_due_seconds` as "oldest unpublished", and
     `expiring` as "undecided, expiring".
 
@@ -130,6 +133,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     JSON:
       {"emails": {"pending": 0, "waiting": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0,
                   "cancelled": 0},
+       "kept_back": 0,
        "queues": {"email.dispatcher.send.urgent": 0, "email.dispatcher.send": 0, "email.dispatcher.send.bulk": 0,
                   "email.dispatcher.dlq": 0},
        "oldest_pending_seconds": null, "longest_due_seconds": null,
@@ -200,6 +204,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
         workers = figures.list_workers.sync(connection)
         found = (
             figures.count_emails.sync(connection),
+            figures.count_kept_back.sync(connection),
             *figures.find_oldest_pending.sync(connection),
             count_expiring.sync(connection, **undecided) if undecided else None,
             find_troubles.sync(connection),

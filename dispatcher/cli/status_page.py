@@ -38,6 +38,7 @@ class Snapshot:
     """The state of emails, queues, workers and providers at about one instant.
 
     Attributes:
+        kept_back: The failed emails that DISPATCHER_ALLOW_RECIPIENTS keeps back.
         oldest_pending_seconds, longest_due_seconds: See `find_oldest_pending`.
         expiring: Failed and held emails whose content will soon be deleted; None if content is kept for ever.
         troubles: Providers that at least one worker cannot use now.
@@ -50,6 +51,7 @@ class Snapshot:
     """
 
     emails: Mapping[Status, int]
+    kept_back: int
     oldest_pending_seconds: float | None
     longest_due_seconds: float | None
     expiring: ExpiringEmails | None
@@ -74,6 +76,7 @@ class Snapshot:
         """The output of `--json`; scripts rely on its form."""
         return {
             "emails": {status.value: count for status, count in self.emails.items()},
+            "kept_back": self.kept_back,
             "queues": self.queues,
             "oldest_pending_seconds": self.oldest_pending_seconds,
             "longest_due_seconds": self.longest_due_seconds,
@@ -113,6 +116,8 @@ def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
     """
     lines = [(pause.describe(), "yellow") for pause in snapshot.pauses]
     lines += [(each.describe(), "") for each in snapshot.domains]
+    if kept := snapshot.kept_back:
+        lines += [(f"kept back by DISPATCHER_ALLOW_RECIPIENTS: {counted(kept, 'failed email')}", "yellow")]
     lines += [
         (f"{trouble.provider}: {_describe(trouble)}", "yellow" if trouble.state == "paused" else "red")
         for trouble in snapshot.troubles

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING, FrozenInstanceError, field, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -202,6 +203,41 @@ class Settings:
     )
     lease_seconds: float = setting(
         values.seconds(1, 3600), "60", "How long a worker owns an email before the worker has to renew the lease."
+    )
+    allow_recipients: tuple[str, ...] | None = setting(
+        values.recipients,
+        None,
+        "For a system that must not reach real people: the only recipients of emails and SMS, as addresses, domains, "
+        "and phone numbers or their beginnings such as +4915, comma-separated; or none. Emails to all others are kept "
+        "back: they fail with the error kept_back. Unset: all recipients. Use the same value on all hosts.",
+    )
+    redirect_to: str | None = setting(
+        values.mailbox,
+        None,
+        "An address that gets the emails which DISPATCHER_ALLOW_RECIPIENTS would keep back, instead of all their "
+        "recipients. If only this setting is set, it gets all emails. SMS are still kept back. Use the same value on "
+        "all hosts.",
+    )
+    sender_domains: tuple[str, ...] = setting(
+        values.domains,
+        None,
+        "The domains in the From of your emails, comma-separated, such as example.com. `dispatcher doctor` checks "
+        "their SPF, DKIM and DMARC records, and those of the domains that API keys allow.",
+        empty=(),
+    )
+    dkim_selectors: tuple[str, ...] = setting(
+        values.names("A-Za-z0-9._-"),
+        None,
+        "The selectors of the DKIM keys, comma-separated, for `dispatcher doctor`. Unset: the usual selectors of "
+        "SendGrid and Resend.",
+        empty=(),
+    )
+    return_path_domains: tuple[str, ...] = setting(
+        values.domains,
+        None,
+        "The domains of the return path that SendGrid, SES or Resend uses for your emails (custom MAIL FROM), "
+        "comma-separated, for `dispatcher doctor`. Unset: send.DOMAIN for Resend, unknown for the others.",
+        empty=(),
     )
     send_timeout_seconds: float = setting(
         values.seconds(0.1, 600), "30", "Time limit for one attempt, including the time to connect."
@@ -572,6 +608,14 @@ class Settings:
         from dispatcher.domain.sms import SmsRules  # loaded late, because few commands need it
 
         return SmsRules(self.sms_max_segments, self.sms_countries)
+
+    @property
+    def recipients_digest(self) -> str:
+        """The same on hosts that allow the same recipients; empty if this host allows all."""
+        if self.allow_recipients is None and self.redirect_to is None:
+            return ""
+        allowed = None if self.allow_recipients is None else sorted(self.allow_recipients)
+        return sha256(repr((allowed, self.redirect_to)).encode()).hexdigest()[:16]
 
     @property
     def metrics_folder(self) -> Path:

@@ -369,6 +369,30 @@ def mailboxes(text: str) -> tuple[str, ...]:
     return found
 
 
+def recipients(text: str) -> tuple[str, ...]:
+    """Parses addresses, domains and beginnings of phone numbers, comma-separated; empty for `none`."""
+    from dispatcher.domain.suppression import Recipient  # loaded late, because few commands need it
+
+    def one(each: str) -> str:
+        if re.fullmatch(r"\+[1-9][0-9 ]{0,20}", each):
+            return each.replace(" ", "")
+        try:
+            return Recipient.parse(each).text
+        except InvalidEmail as error:
+            raise ValueError(f"has an entry whose {error.field} {error.reason}") from None
+
+    found = () if text.lower() == "none" else texts(text)
+    if not found and text.lower() != "none":
+        raise ValueError("must have at least one address, domain or phone number, or be none")
+    return tuple(map(one, found))
+
+
+def domains(text: str) -> tuple[str, ...]:
+    if wrong := [each for each in texts(text) if not _FULL_NAME.fullmatch(each)]:
+        raise ValueError(f"has {wrong[0]!r}, which is not a full domain in ASCII, such as example.com")
+    return tuple(each.lower() for each in texts(text))
+
+
 def name(letters: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"[{letters}]{{1,64}}", text):

@@ -84,6 +84,7 @@ class Key:
     recipients_per_day: int | None
     lane: str | None  # the lane of emails that do not name a lane
     allowed_lanes: Sequence[str]  # the lanes that an email may name, besides `lane`
+    is_test: bool  # what the key enqueues never leaves
     created_at: datetime
     revoked_at: datetime | None
 

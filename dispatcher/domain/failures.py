@@ -20,6 +20,7 @@ that have digits or addresses."""
 FAILS_AGAIN: Final[Mapping[str | None, str]] = {
     Reason.REJECTED_RECIPIENT: "The recipient was refused: unless the mailbox exists now, the email fails again.",
     Reason.SUPPRESSED: "Unless the suppression was removed, the email fails again.",
+    Reason.KEPT_BACK: "Unless DISPATCHER_ALLOW_RECIPIENTS was changed, the email is kept back again.",
     Reason.OPTED_OUT: "Unless the recipient has opted in again, the message fails again.",
 }
 """Why a replay of an email with this error type probably fails."""

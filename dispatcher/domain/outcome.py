@@ -49,6 +49,8 @@ class Reason(StrEnum):
     """Workers crashed repeatedly while they rendered this email. Nothing was sent."""
     SUPPRESSED = "suppressed"
     """Every recipient is suppressed: bounced, complained, unsubscribed, or added by an operator. Nothing was sent."""
+    KEPT_BACK = "kept_back"
+    """DISPATCHER_ALLOW_RECIPIENTS does not allow the recipients, or those who are not suppressed. Nothing was sent."""
     OPTED_OUT = "opted_out"
     """The recipient has asked the provider for no more messages, for example by answering STOP. From now on, the
     recipient is suppressed."""
@@ -80,7 +82,10 @@ CONCERNS_PROVIDER: Final = frozenset(
 )
 """Reasons that concern the provider and not the email. Routing may immediately try another provider."""
 
-_BLAMES_RECIPIENTS: Final = frozenset({Reason.REJECTED_RECIPIENT, Reason.SUPPRESSED, Reason.OPTED_OUT})
+NO_DEAD_LETTER: Final = frozenset({Reason.SUPPRESSED, Reason.KEPT_BACK})
+"""Why an email failed although nothing is wrong with the dispatcher or the provider. No operator must decide."""
+
+_BLAMES_RECIPIENTS: Final = frozenset({Reason.REJECTED_RECIPIENT, Reason.OPTED_OUT, *NO_DEAD_LETTER})
 """Reasons that concern the recipients of the attempt. The same email may reach other recipients."""
 
 
@@ -266,7 +271,8 @@ def of_whole_email(
     the recipients who needed no attempt any more; see `PartialDelivery.codes`. `is_in_doubt`: whether an earlier
     attempt for the others may have been accepted.
     """
-    absent = {**{position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}, **earlier}
+    left = {at: why if why == Reason.KEPT_BACK else f"{Reason.SUPPRESSED}: {why}" for at, why in suppressed.items()}
+    absent = {**left, **earlier}
     if earlier and not is_in_doubt and isinstance(outcome, Rejected) and outcome.reason in _BLAMES_RECIPIENTS:
         detail, present = outcome.detail, recipients - len(absent)
         if present > 0 and left_out(detail) is None:

@@ -45,6 +45,8 @@ MAX_FILENAME_CHARACTERS: Final = 255
 _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
 
+TEST_CHANNEL: Final = "test"
+"""The channel of an email or SMS that a test key enqueued, as workers see it. It never leaves."""
 EMAIL_CHANNEL: Final = "email"
 """The channel of emails, as opposed to SMS."""
 ERASE_TAG: Final = "one_time_code"

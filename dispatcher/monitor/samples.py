@@ -52,16 +52,24 @@ class HostReporting:
     interval_seconds = SAMPLE_SECONDS
 
     def __init__(
-        self, pool: Pool, processes: Callable[[], Sequence[ProcessStatus]], commit: Wait, *, holder: str, host: str
+        self,
+        pool: Pool,
+        processes: Callable[[], Sequence[ProcessStatus]],
+        commit: Wait,
+        *,
+        holder: str,
+        host: str,
+        recipients: str = "",
     ) -> None:
         self._pool = pool
         self._commit = commit
         self._processes = processes
         self._holder = holder
         self._host = host
+        self._recipients = recipients
 
     async def run_once(self) -> None:
         async with session(self._pool) as opened:
             self._commit.begin()
-            await report_processes(opened, self._holder, self._host, self._processes())
+            await report_processes(opened, self._holder, self._host, self._processes(), self._recipients)
             self._commit.end()  # not after a failure: the next round then still waits for this commit

@@ -26,7 +26,7 @@ from dispatcher.domain.outcome import (
     Rejected,
     Uncertain,
 )
-from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.outgoing import TEST_CHANNEL, OutgoingEmail
 from dispatcher.domain.provider_text import SENDER
 from dispatcher.domain.turns import LaneWeights
 from dispatcher.domain.values import dataclass, field
@@ -182,11 +182,14 @@ class Routes:
         *,
         weights: LaneWeights | None = None,
         domains: DomainGates | None = None,
+        simulator: Route | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """`weights` is the same object as in the routes' rate limits. By `jitter`, emails that wait for one provider
-        are not all due at the same time."""
+        are not all due at the same time. `simulator` takes the emails of test keys, and nothing else: a test shows
+        nothing about the providers, and does not wake a worker whose providers have all failed."""
         self._routes = tuple(routes)
+        self._simulator = simulator
         self.weights = weights or LaneWeights()
         self.domains = domains or DomainGates()
         self._jitter = jitter
@@ -201,7 +204,7 @@ class Routes:
                 and route.capabilities.unmet_requirement(email) is None
             ):
                 return route
-        return None
+        return self._simulator if email.channel == TEST_CHANNEL else None
 
     @property
     def providers(self) -> Sequence[Provider]:
@@ -304,7 +307,7 @@ class Routes:
         return most if len(ceilings) < len(self._routes) else max(1, min(most, math.ceil(sum(ceilings) * seconds)))
 
     async def close(self) -> None:
-        for route in self._routes:
+        for route in (*self._routes, *([self._simulator] if self._simulator else [])):
             await route.provider.close()
 
 

@@ -103,7 +103,7 @@ class AlertStore:
         Returns whether this monitor has the lock. If so, this monitor alerts until its session ends.
         """
         session = await self._open()
-        unknown = {"version": None, "processes": None}  # `report_processes` knows them
+        unknown = {"version": None, "processes": None, "recipients": None}  # `report_processes` knows them
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host, **unknown})
         if not self._is_alerting:
             self._is_alerting = await named_locks.acquire(session, f"alerts {self._queue}")

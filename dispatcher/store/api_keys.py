@@ -26,6 +26,7 @@ class ApiKey:
     revoked_at: datetime | None
     lane: str | None = None  # of emails that do not set one; None: by the lane rule for the sender, else `normal`
     allowed_lanes: frozenset[str] = frozenset()  # that an email may set, besides `lane`
+    is_test: bool = False  # what the key enqueues never leaves
 
 
 @dataclass(frozen=True, slots=True)

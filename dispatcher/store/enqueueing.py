@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from itertools import chain
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -15,7 +16,7 @@ import orjson
 
 from dispatcher.domain.email_id import new_email_ids
 from dispatcher.domain.message import Message
-from dispatcher.domain.outgoing import EMAIL_CHANNEL
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, TEST_CHANNEL
 from dispatcher.store.address_hashes import normalised
 from dispatcher.store.arrays import array_literal
 from dispatcher.store.comparable_address import comparable_address
@@ -47,14 +48,18 @@ class Draft(NamedTuple):
     payload_hash: bytes  # compared with the stored email's hash if the key already exists
     traceparent: str | None
     lane: str | None = None  # of the email or its API key; None: by the lane rule for the sender, else `normal`
+    is_test: bool = False  # of a test key: the email never leaves
 
     @property
     def key(self) -> Key:
         return (self.email.tenant_id, self.email.message_key)
 
 
-def draft(emails: Sequence[Message], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
-    """Creates drafts in the given order. `lane`: the lane of emails that do not set one.
+def draft(
+    emails: Sequence[Message], traceparent: str | None = None, lane: str | None = None, *, is_test: bool = False
+) -> list[Draft]:
+    """Creates drafts in the given order. `lane`: the lane of emails that do not set one. `is_test`: of a test key. Such
+    an email has another hash, so that a real email with its message key is a conflict, and not taken for a repetition.
 
     Ignores an invalid traceparent (W3C Trace Context, section 2.3): it becomes a message header, and RabbitMQ would
     refuse a message with a header that is too long.
@@ -63,9 +68,14 @@ def draft(emails: Sequence[Message], traceparent: str | None = None, lane: str |
         traceparent = None
     ids = new_email_ids(len(emails))
     return [
-        Draft(new_id, email, email.payload_hash(), traceparent, email.lane or lane)
+        Draft(new_id, email, _hash_of(email, is_test=is_test), traceparent, email.lane or lane, is_test)
         for new_id, email in zip(ids, emails, strict=True)
     ]
+
+
+def _hash_of(email: Message, *, is_test: bool) -> bytes:
+    payload_hash = email.payload_hash()
+    return sha256(b"test" + payload_hash).digest() if is_test else payload_hash
 
 
 def insert_parameters(
@@ -127,7 +137,7 @@ def _row(item: Draft) -> tuple[Any, ...]:
         str(email.ignore_suppression),
         email.send_at and email.send_at.isoformat(),
         email.expires_at and email.expires_at.isoformat(),
-        None if email.channel == EMAIL_CHANNEL else email.channel,
+        TEST_CHANNEL if item.is_test else None if email.channel == EMAIL_CHANNEL else email.channel,
         item.lane,
         address,
         address[address.rindex("@") :] if "@" in address else None,

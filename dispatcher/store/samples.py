@@ -111,10 +111,14 @@ async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:
     ]
 
 
-async def report_processes(source: Source, holder: str, host: str, processes: Sequence[ProcessStatus]) -> None:
-    """Records which processes run on a host, and that the host is running. `holder` is the name of its monitor."""
+async def report_processes(
+    source: Source, holder: str, host: str, processes: Sequence[ProcessStatus], recipients: str = ""
+) -> None:
+    """Records which processes run on a host, and that the host is running. `holder` is the name of its monitor, and
+    `recipients` its `Settings.recipients_digest`."""
     shown = [{name: getattr(each, name) for name in _SHOWN} for each in processes]
     parameters = {"holder": holder, "host": host, "version": VERSION, "processes": _json(shown)}
+    parameters["recipients"] = recipients
     await fetch(source, "report_presence", parameters)
 
 

@@ -86,9 +86,10 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
         depth = depth_of_dlq(settings)
         alerting = [Periodic(DlqSweep(settings, depth)), *_alerting(settings, alert_store, depth)]
         queues, processes = poll_of_queues(settings), context.process_table
+        named = {"holder": holder, "host": settings.host_name, "recipients": settings.recipients_digest}
         reporting = [
             Periodic(MinuteSampling(pool, settings, lambda: queues.found)),
-            Periodic(HostReporting(pool, processes.statuses, slot.commit, holder=holder, host=settings.host_name)),
+            Periodic(HostReporting(pool, processes.statuses, slot.commit, **named)),
         ]
         pages = pages_of(settings, pages_pool, processes, queues)
         tasks = [*alerting, *upkeep, webhooks, *_event_sources(settings, pool), queues, *reporting, *pages]

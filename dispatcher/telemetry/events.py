@@ -70,8 +70,9 @@ EVENTS: Final = MappingProxyType(
         "and resumed (what the operators paused and resumed, separated by commas).",
         "email.no_channel": "A worker leased an SMS, or a message of another channel, but its host has no provider for "
         "this channel. The message is due again after half a minute, for any host. Set DISPATCHER_SMS_PROVIDERS on all "
-        "hosts. Each worker logs at most one line in half a minute. Fields: email_id and channel (of the last such "
-        "message), count (of such messages since the previous line of this event).",
+        "hosts; for the channel test, upgrade the host. Each worker logs at most one line in half a minute. Fields: "
+        "email_id and channel (of the last such message), count (of such messages since the previous line of "
+        "this event).",
         "recipients.opt_out_failed": "A provider reported that a recipient wants no more messages, but PostgreSQL "
         "could not store the suppression. The provider repeats the report for the next message to this recipient. "
         "Fields: email_id, reason.",

@@ -78,9 +78,10 @@ DOMAIN_WAITS: Final = Counter(
 )
 SUPPRESSED_RECIPIENTS: Final = Counter(
     "dispatcher_suppressed_recipients_total",
-    "Recipients to whom a worker did not send, because they are suppressed.",
+    "Recipients to whom a worker did not send, because they are suppressed, or because DISPATCHER_ALLOW_RECIPIENTS "
+    "does not allow them (kept_back).",
     ("reason",),
-    (("hard_bounce",), ("soft_bounce",), ("complaint",), ("unsubscribe",), ("manual",)),
+    (("hard_bounce",), ("soft_bounce",), ("complaint",), ("unsubscribe",), ("manual",), ("kept_back",)),
     panel=Panel.TROUBLE,
 )
 LEASES_LOST: Final = Counter(

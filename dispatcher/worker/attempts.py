@@ -297,9 +297,12 @@ class Attempts:
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
     def suppressed(self, email: InFlightEmail, reasons: Mapping[int, str]) -> Outcome:
-        """The outcome if all recipients are suppressed."""
+        """The outcome if all recipients are suppressed or kept back."""
         why = ", ".join(dict.fromkeys(reasons.values()))
         other = "other " if email.lease.recipient_outcomes else ""
+        if Reason.KEPT_BACK in reasons.values():
+            words = f"No {other}recipient may get email from this host (DISPATCHER_ALLOW_RECIPIENTS): {why}."
+            return self._refused(email, Reason.KEPT_BACK, words)
         return self._refused(email, Reason.SUPPRESSED, f"Every {other}recipient is suppressed: {why}.")
 
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:

@@ -30,6 +30,7 @@ from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.contents import ContentLoader
 from dispatcher.worker.controls import OperatorControls
 from dispatcher.worker.in_flight_email import EndedAttempt, InFlightEmail, ReleaseRequest
+from dispatcher.worker.kept_back import recipients_to_leave_out
 from dispatcher.worker.lane_inbox import LaneInbox
 from dispatcher.worker.lease import LeaseStage
 from dispatcher.worker.outage import StoreOutage
@@ -37,7 +38,6 @@ from dispatcher.worker.record import RecordStage
 from dispatcher.worker.release import ReleaseStage
 from dispatcher.worker.renewals import Renewals
 from dispatcher.worker.send import SendStage
-from dispatcher.worker.suppression import SuppressedRecipients
 from dispatcher.worker.window import Window
 
 REPORT_SECONDS: Final = 1.0
@@ -83,7 +83,7 @@ class Pipeline:
             copies=routes.copies,
             prefetch=settings.prefetch,
         )
-        self._suppressed = SuppressedRecipients(store.suppressions, outage)
+        self._suppressed = recipients_to_leave_out(settings, store.suppressions, outage)
         self.send = SendStage(
             settings,
             attempts,

@@ -36,6 +36,7 @@ from dispatcher.telemetry.tracing import TRACER
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from dispatcher.worker.pipeline import Pipeline
+from dispatcher.worker.simulator import simulator_route
 
 CLEAR_STATES_SECONDS = 1.0
 """The longest that a stopping worker waits to delete its breaker states from PostgreSQL."""
@@ -112,7 +113,7 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
         DomainStore(pool, worker=identity.worker), most_waiting=math.ceil(settings.prefetch * WAITING_SHARE)
     )
     opened = [_route(each, settings, breakers, providers, weights) for each in settings.providers]
-    routes = Routes(opened, weights=weights, domains=domains)
+    routes = Routes(opened, weights=weights, domains=domains, simulator=simulator_route(pool))
     await pool.open()
     try:
         store = LeaseStore(pool, worker=identity.worker, slot=identity.slot, redeliver_seconds=settings.redeliver_for)

@@ -21,7 +21,7 @@ from typing import Final
 from dispatcher.config import Settings
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain, of_whole_email
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, of_whole_email
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail, without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
@@ -210,10 +210,13 @@ class SendStage:
     async def _send_to_others(self, email: InFlightEmail) -> Outcome:
         """Makes one attempt without the suppressed recipients, and those who need no further attempt."""
         email.suppressed = None
-        content, done = email.content, email.lease.recipient_outcomes
+        content, done, is_redirected = email.content, email.lease.recipient_outcomes, False
         if content is not None and (
             (may_concern := self._suppressed.may_concern(content, email.lease.tenant_id)) or done
         ):
+            if may_concern and not done:
+                is_redirected = (redirected := self._suppressed.redirected(content)) is not content
+                content = redirected
             found = await self._suppressed.find(content) if may_concern else {}
             suppressed = {position: why for position, why in found.items() if position not in done}
             shown = without_recipients(content, suppressed)
@@ -226,7 +229,10 @@ class SendStage:
             if done:
                 email.content = replace(email.content, shown=(shown.to, shown.cc))
         self._add_headers(email)
-        return await self._make(email)
+        outcome = await self._make(email)
+        if is_redirected and isinstance(outcome, Accepted):
+            return replace(outcome, detail="redirected to DISPATCHER_REDIRECT_TO")
+        return outcome
 
     async def _make(self, email: InFlightEmail, begun: BegunAttempt | None = None) -> Outcome:
         outcome = await self._attempts.make(email, begun)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.suppression import Recipient, SuppressionReason
+from dispatcher.domain.suppression import Recipient
 from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import DispatcherError, StatementRefused
 from dispatcher.host.batch_queue import BatchQueue
@@ -50,7 +50,7 @@ MAX_RECENT: Final = 10_000
 memory of a set."""
 LOG_SECONDS: Final = 3600.0
 CACHED_DOMAINS: Final = 4096
-Positions = Mapping[int, SuppressionReason]
+Positions = Mapping[int, str]
 NO_POSITIONS: Final[Positions] = MappingProxyType({})
 
 
@@ -123,6 +123,10 @@ class SuppressedRecipients:
                 return True
         return False
 
+    def redirected(self, email: OutgoingEmail) -> OutgoingEmail:
+        """The email as this host sends it; see `kept_back`."""
+        return email
+
     async def find(self, email: OutgoingEmail) -> Positions:
         """The suppressed recipients and why, by position from 1 over To, Cc and Bcc. Raises StatementRefused."""
         await self._is_read.wait()
@@ -136,7 +140,7 @@ class SuppressedRecipients:
         self._questions.add(Question(email.email_id, hashes, answer))
         found = await answer
         for reason in found.values():
-            metrics.SUPPRESSED_RECIPIENTS.add(1, reason.value)
+            metrics.SUPPRESSED_RECIPIENTS.add(1, reason)
         if count := self._unlogged.due(len(found)):
             get_log().warning("recipients.suppressed", count=count)
         return found

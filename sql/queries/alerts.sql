@@ -6,14 +6,15 @@ with forgotten as (
     where seen_at < clock_timestamp() - interval '1 day'
         and holder <> %(holder)s
 )
-insert into dispatcher.host_presence as p (holder, host, seen_at, version, processes)
-values (%(holder)s, %(host)s, clock_timestamp(), %(version)s, %(processes)s::jsonb)
+insert into dispatcher.host_presence as p (holder, host, seen_at, version, processes, recipients)
+values (%(holder)s, %(host)s, clock_timestamp(), %(version)s, %(processes)s::jsonb, %(recipients)s)
 on conflict (holder) do update
 set
     host = excluded.host,
     seen_at = excluded.seen_at,
     version = coalesce(excluded.version, p.version),
-    processes = coalesce(excluded.processes, p.processes)
+    processes = coalesce(excluded.processes, p.processes),
+    recipients = coalesce(excluded.recipients, p.recipients)
 returning p.holder;
 
 -- name: leave_presence
@@ -63,7 +64,7 @@ from (
         from dispatcher.email_log as e
         where e.status in ('failed', 'held')
             and e.status = of_status.status
-            and e.error_type is distinct from 'suppressed'
+            and {has_letter}
             and e.dead_letter_discarded_at is null
             and isfinite(coalesce(e.dead_letter_due_at, e.created_at))
         order by e.email_id

@@ -2,22 +2,24 @@
 -- A key without its hash, for people: the dataclass Key. `k` is the key.
 'ed_' || k.key_id as key_id, k.name, k.tenant_id, k.scopes, k.sender_domains as from_domains,
 k.sender_addresses as from_addresses, k.requests_per_second as per_second, k.recipients_per_day, k.lane, k.allowed_lanes,
-k.created_at, k.revoked_at
+k.is_test, k.created_at, k.revoked_at
 
 -- name: insert_key
 -- Inserts a new key, and audits this; returns its id and tenant.
 with changed as (
     insert into dispatcher.api_key (
         key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
-        recipients_per_day, lane, allowed_lanes
+        recipients_per_day, lane, allowed_lanes, is_test
     )
     values (
         %(key_id)s, %(tenant_id)s, %(key_name)s, %(secret_hash)s, %(scopes)s, %(from_domains)s, %(from_addresses)s,
-        %(per_second)s, %(recipients_per_day)s, %(lane)s, %(allowed_lanes)s
+        %(per_second)s, %(recipients_per_day)s, %(lane)s, %(allowed_lanes)s, %(is_test)s
     )
     returning
         key_id, tenant_id, 'create_key' as act,
-        jsonb_build_object('key_id', 'ed_' || key_id, 'name', name, 'tenant', tenant_id, 'scopes', scopes) as detail
+        jsonb_build_object(
+            'key_id', 'ed_' || key_id, 'name', name, 'tenant', tenant_id, 'scopes', scopes, 'is_test', is_test
+        ) as detail
 ),
 {audited}
 select 'ed_' || key_id as key_id, tenant_id
@@ -27,7 +29,7 @@ from changed;
 -- All keys, including revoked keys, oldest first. No row: no key was ever created.
 select
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
-    recipients_per_day, created_at, revoked_at, lane, allowed_lanes
+    recipients_per_day, created_at, revoked_at, lane, allowed_lanes, is_test
 from dispatcher.api_key
 order by created_at, key_id;
 

@@ -28,17 +28,26 @@ and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
 
 -- part: is_dead_selected
 -- Whether the filter of `Selection` (domain/failures.py) selects the failed or held email `e`. Emails that failed because
--- their recipients are suppressed are decided, and have no dead letter: only their error type or their ids select them.
+-- their recipients are suppressed or kept back are decided, and have no dead letter: only their error type or their ids
+-- select them.
 (%(error_type)s::text is null or e.error_type = %(error_type)s)
 and (
-    e.error_type is distinct from 'suppressed'
-    or %(error_type)s = 'suppressed'
+    ({has_letter})
+    or %(channel)s = 'test'
+    or %(error_type)s in ('suppressed', 'kept_back')
     or %(email_ids)s::uuid[] is not null
 )
 and (%(provider)s::text is null or e.provider = %(provider)s)
 and (%(text)s::text is null or position(lower(%(text)s) in lower(e.last_error)) > 0)
 and (%(discarded)s::boolean is null or (e.dead_letter_discarded_at is not null) = %(discarded)s)
 and {is_selected}
+
+-- part: has_letter
+-- Whether an email `e` that failed or is held has a dead letter: its recipients were neither suppressed nor kept back,
+-- and no test key enqueued it. The first condition is that of the index email_log_undecided.
+e.error_type is distinct from 'suppressed'
+and e.error_type is distinct from 'kept_back'
+and e.channel is distinct from 'test'
 
 -- part: dead_emails
 -- The failed and held emails that a filter selects. Two branches, because an index has each status in the order of ids:
@@ -170,22 +179,22 @@ from found;
 
 -- part: is_dead_lettered
 -- Whether an email's dead letter must be on the DLQ: it was published, and no operator discarded it. An email that
--- failed because its recipients are suppressed has no dead letter.
-status in ('failed', 'held')
-and error_type is distinct from 'suppressed'
+-- failed because its recipients are suppressed or kept back has no dead letter. Needs the email `e`.
+e.status in ('failed', 'held')
+and {has_letter}
 and dead_letter_due_at is null
 and dead_letter_discarded_at is null
 
 -- name: find_dead_lettered
 -- The emails whose dead letter must be on the DLQ.
 select email_id, attempt_count
-from dispatcher.email_log
+from dispatcher.email_log as e
 where {is_dead_lettered};
 
 -- name: count_dead_lettered
 -- How many emails find_dead_lettered finds.
 select count(*)
-from dispatcher.email_log
+from dispatcher.email_log as e
 where {is_dead_lettered};
 
 -- name: republish_dead_letters

@@ -8,6 +8,14 @@ select 'email_attachment_default' where exists (select from dispatcher.email_att
 union all
 select 'email_attempt_default' where exists (select from dispatcher.email_attempt_default);
 
+-- name: find_other_recipients
+-- The hosts that were seen in the last hour and allow other recipients than a host with this digest.
+select distinct host
+from dispatcher.host_presence
+where seen_at > clock_timestamp() - interval '1 hour'
+    and coalesce(recipients, '') <> %(recipients)s
+order by host;
+
 -- name: find_hash_readers
 -- The roles to which an earlier release granted the right to read the hashes of payloads. No row: `dispatcher topology
 -- grants --exact` has revoked it, or no such role exists.

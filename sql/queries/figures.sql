@@ -35,6 +35,13 @@ from unnest(array['pending', 'waiting', 'sending', 'sent', 'failed', 'held', 'ca
 left join counted using (status)
 order by place;
 
+-- name: count_kept_back
+-- The failed emails that were kept back (DISPATCHER_ALLOW_RECIPIENTS).
+select count(*)
+from dispatcher.email_log
+where status = 'failed'
+    and error_type = 'kept_back';
+
 -- name: count_monitored
 -- As count_emails, without `sent` and `cancelled`, and fast even if millions of emails wait. If more than 100,000 emails
 -- wait, their number is an estimate from the last vacuum of their index.
@@ -74,7 +81,7 @@ order by place;
 -- The number of emails by state, of one tenant or of all (tenant_id is null), each counted up to a limit, and whether the
 -- counting stopped there. The limit is `undecided` for dead letters and held emails that no operator has decided, and
 -- `limit` for all other states. Of these, no index finds a tenant's emails, so only the first `limit` emails of all
--- tenants are examined.
+-- tenants are examined. The emails that were kept back are counted among the newest `limit` failed emails.
 select name, emails, is_cut
 from (values ('dead_letters', 'failed'), ('held', 'held')) as of_status (name, status)
 cross join lateral (
@@ -85,11 +92,27 @@ cross join lateral (
             and e.status between of_status.status and of_status.status
             and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
             and e.dead_letter_discarded_at is null
-            and e.error_type is distinct from 'suppressed'
+            and {has_letter}
         order by e.status, e.tenant_id
         limit %(undecided)s
     ) as first
 ) as counted
+union all
+select
+    'kept_back',
+    count(*) filter (
+        where error_type = 'kept_back'
+            and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    ),
+    count(*) >= %(limit)s
+from (
+    select e.tenant_id, e.error_type
+    from dispatcher.email_log as e
+    where e.status <> 'sent'
+        and e.status between 'failed' and 'failed'
+    order by e.status desc, e.email_id desc
+    limit %(limit)s
+) as newest
 union all
 select name, emails, is_cut
 from (values ('pending'), ('sending'), ('waiting'), ('cancelled')) as of_status (name)

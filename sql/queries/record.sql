@@ -1,7 +1,7 @@
 -- name: record
 -- Records the results of attempts in one statement: closes or extends each lease, inserts the attempt, increases the
--- hourly count, and makes dead letters due. An email whose recipients are all suppressed has no dead letter, because
--- nothing is wrong with the dispatcher or the provider.
+-- hourly count, and makes dead letters due. An email whose recipients are all suppressed or kept back has no dead
+-- letter (nor has an email of a test key), because nothing is wrong with the dispatcher or the provider.
 -- Returns the ids of the emails for which this worker still had a lease. If an id is missing in the result, the lease
 -- was lost: the attempt is recorded, but the email is not changed. An acceptance is the exception: it makes the email
 -- `sent` under any lease, because it proves that the email was sent.
@@ -89,7 +89,7 @@ closed as (
         end,
         dead_letter_due_at = case
             when e.status = 'held' and r.outcome = 'uncertain' then e.dead_letter_due_at
-            when r.error_type = 'suppressed' then null
+            when r.error_type in ('suppressed', 'kept_back') or e.channel = 'test' then null
             when r.status in ('failed', 'held') then clock_timestamp()
         end
     from result as r

@@ -134,7 +134,7 @@ select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '
 
 -- name: count_expiring
 -- The number of undecided emails that lose their content within warn_days, and the seconds until the first may lose it.
--- Emails that failed because all their recipients are suppressed do not count, because no operator needs to decide. The
+-- Emails that failed because all their recipients are suppressed or kept back do not count, because no operator needs to decide. The
 -- range of ids excludes younger emails without reading them. It allows for a producer's clock that is wrong by a day.
 select
     count(*),
@@ -145,5 +145,5 @@ where status in ('failed', 'held')
     and greatest(created_at, due_since) < statement_timestamp() - (%(undecided_days)s - %(warn_days)s) * interval '1 day'
     and isfinite(greatest(created_at, due_since))
     and dead_letter_discarded_at is null
-    and error_type is distinct from 'suppressed'
+    and {has_letter}
     and exists (select from dispatcher.email_content as c where c.email_id = e.email_id);

@@ -39,7 +39,7 @@ set
 -- email may have events.
 e.email_id, left(e.tenant_id, 100) as tenant_id, left(e.lane, 100) as lane, left(coalesce(e.provider, '(none)'), 100) as provider,
 case
-    when e.status = 'failed' and e.error_type = 'suppressed' then 'suppressed'
+    when e.status = 'failed' and e.error_type in ('suppressed', 'kept_back') then 'suppressed'
     when e.status in ('sent', 'failed', 'held', 'cancelled') then e.status
     else 'nothing'
 end as state,

@@ -236,6 +236,24 @@ async def test_only_a_key_with_the_scope_may_ignore_suppression(api: Api, connec
     assert [value for (value,) in rows] == [False, True]
 
 
+async def test_what_a_test_key_enqueues_is_a_test_for_ever(api: Api, connection: psycopg.Connection) -> None:
+    test, live = make_key(connection, is_test=True), make_key(connection)
+
+    single, repeated = [await api.post("a", token=test) for _ in range(2)]
+    several = {"emails": [EMAIL | {"message_key": "b"}]}
+    batch = await api.call("POST", "/v1/emails/batch", body=several, token=test)
+    conflict = await api.post("a", token=live)
+    usual = await api.post("c", token=live)
+
+    assert [each.json.get("is_test") for each in (single, repeated, usual)] == [True, True, None]
+    assert batch.json["results"][0]["email"]["is_test"]
+    assert (conflict.status, conflict.code) == (422, "idempotency-key-reused")
+    rows = connection.execute("select message_key, channel from email_log order by 1").fetchall()
+    assert rows == [("a", "test"), ("b", "test"), ("c", None)]
+    shown = await api.get(f"/v1/emails/{single.json['id']}", token=live)
+    assert shown.json["channel"] == "test"
+
+
 LIMIT_PARTS = ("limit", "remaining", "reset")
 
 

@@ -16,7 +16,7 @@ BLOCKED = r"evil\.example|Blocked script|sandbox"
 
 
 PAGES = (
-    *("/", "/suppressions", "/events", "/webhooks", "/lanes", "/tenants", "/pauses", "/keys", "/audit"),
+    *("/", "/suppressions", "/events", "/webhooks", "/lanes", "/tenants", "/pauses", "/senders", "/keys", "/audit"),
     *("/emails", "/emails?status=failed", "/emails?status=failed&since=1h&limit=25", "/emails/{hostile}"),
     *("/emails/{failed}", "/emails/{failed}/replay", "/emails/{held}", "/emails/{held}/confirm"),
     *("/emails/{sent}", "/emails/{sent}/reveal", "/dead-letters", "/dead-letters?status=failed&unknown=1"),

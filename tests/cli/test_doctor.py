@@ -143,6 +143,24 @@ def test_hosts_with_one_name_and_a_circuit_breaker_are_warnings(
     assert "`dispatcher resume provider capture`" in breaker["detail"]
 
 
+def test_a_host_that_allows_other_recipients_than_another_host_is_a_fault(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into host_presence (holder, host, seen_at, recipients) values"
+        " ('a', 'staging-2', clock_timestamp(), ''), ('b', 'gone', clock_timestamp() - interval '2 hours', 'x')"
+    )
+    staging = prepared.having(DISPATCHER_ALLOW_RECIPIENTS="example.org, +4915")
+
+    found = _findings(staging, code=1)
+
+    assert "only to example.org, +4915; emails to all others are kept back" in found["recipients"]["detail"]
+    assert "this host and staging-2 do not" in found["recipients of all hosts"]["detail"]
+    for wrong in ("", "example", "ann@", "+49x", "none, example.org"):
+        ended = prepared.having(DISPATCHER_ALLOW_RECIPIENTS=wrong)("doctor")
+        assert ("DISPATCHER_ALLOW_RECIPIENTS has an entry whose" in ended.stdout) == bool(wrong)
+
+
 def test_with_api_no_provider_secret_is_needed(settled: CommandLine) -> None:
     """The API's env file lists the providers, but has no provider secrets."""
     settings = settled.having(DISPATCHER_PROVIDERS="sendgrid", DISPATCHER_RUN_DIR="/proc/nowhere")

@@ -101,8 +101,8 @@ async def test_dead_letters_are_the_failed_emails_that_nobody_decided_and_a_tena
 
     every, own = await read(reader), await read(reader, "acme")
 
-    names = ("dead_letters", "held", "pending", "sending", "waiting", "cancelled")
-    assert every.counts == dict(zip(names, map(BoundedCount, (2, 1, 4, 0, 0, 0)), strict=True))
+    names = ("dead_letters", "held", "pending", "sending", "waiting", "cancelled", "kept_back")
+    assert every.counts == dict(zip(names, map(BoundedCount, (2, 1, 4, 0, 0, 0, 0)), strict=True))
     assert [own.counts[name] for name in names[:3]] == [BoundedCount(1)] * 3
     assert none_paused == BoundedCount(0)
     assert own == Overview(own.taken_at, own.counts, hours=own.hours, days=own.days)

@@ -31,6 +31,7 @@ from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.process import WorkerIdentity, _dispatch
+from dispatcher.worker.simulator import simulator_route
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until, until_answer
@@ -106,6 +107,7 @@ class Bench:
         *,
         ceiling: float | None = None,
         lock_seconds: float = LOCK_SECONDS,
+        has_simulator: bool = True,
         **given: str,
     ) -> Worker:
         """Starts a worker. `given` overrides settings. `ceiling`: emails per second for each provider."""
@@ -124,6 +126,7 @@ class Bench:
                 for each in providers or [self.provider]
             ],
             domains=DomainGates(DomainStore(pool, worker=identity.worker), most_waiting=settings.prefetch // 8),
+            simulator=simulator_route(pool) if has_simulator else None,
         )
         slots = 2 * settings.prefetch
         ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=slots)

@@ -37,8 +37,8 @@ from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.api.problems import Problem
 from dispatcher.api.validation import admit
 from dispatcher.domain.email_history import EmailRow, Moment, since
-from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState
-from dispatcher.domain.outcome import Reason
+from dispatcher.domain.failures import DEAD, FAILS_AGAIN, ItemOutcome, ReplayState
+from dispatcher.domain.outcome import NO_DEAD_LETTER
 from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
@@ -86,7 +86,7 @@ async def find_choices(session: AsyncSession, history: EmailHistory) -> tuple[di
         selection = select(email_ids=(email.email_id,), discarded=None)
         found = await replaying.preview(session, selection, include_held=True)
         why = "".join(_NOT_REPLAYABLE.get(outcome, "") for outcome in found.counts)
-    has_letter = email.dead_letter_discarded_at is None and email.error_type != Reason.SUPPRESSED
+    has_letter = email.dead_letter_discarded_at is None and email.error_type not in NO_DEAD_LETTER
     choices = {}
     for name, action in DECISIONS.items():
         is_barred = bool(why) if action in (CreateReplay, Release) else action is DiscardDead and not has_letter
@@ -95,10 +95,8 @@ async def find_choices(session: AsyncSession, history: EmailHistory) -> tuple[di
             choices[name] = action.on_one
     if "replay" in choices and email.was_uncertain:
         choices["replay"] += f" The outcome of an earlier attempt is unknown: the email may have arrived. {TWICE}"
-    if "replay" in choices and email.error_type == Reason.SUPPRESSED:
-        choices["replay"] += (
-            " The email's recipients are suppressed. If the suppression was not removed, the email fails again."
-        )
+    if "replay" in choices and email.error_type in NO_DEAD_LETTER:
+        choices["replay"] += f" {FAILS_AGAIN[email.error_type]}"
     return choices, why
 
 

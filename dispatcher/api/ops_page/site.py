@@ -26,6 +26,7 @@ from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.api.ops_page.zones import zone_of
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause, seen_by
+from dispatcher.domain.outgoing import TEST_CHANNEL
 from dispatcher.errors import DispatcherError, StoreUnavailable
 from dispatcher.ops.captured import folders_of
 from dispatcher.ops.email_lines import EmailLine, find_lines
@@ -87,6 +88,7 @@ _ENTRIES: Final[Mapping[str, Sequence[tuple[str, str, bool]]]] = {
         ("/tenants", "Tenants", True),
         ("/domains", "Domains", True),
         ("/webhooks", "Webhooks", False),
+        ("/senders", "Senders", True),
         ("/keys", "Keys", True),
         ("/audit", "Audit", True),
     ],
@@ -236,7 +238,7 @@ class Site:
         values["known"] = {
             "provider": settings.providers,
             "lane": settings.lanes,
-            "channel": ("email", "sms"),
+            "channel": ("email", "sms", TEST_CHANNEL),
             "tenant_id": tenants,
             **values.get("known", {}),
         }

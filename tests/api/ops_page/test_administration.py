@@ -26,8 +26,8 @@ from tests.store.books import Books
 from tests.store.suppressing import hasher_of, suppress
 from tests.waiting import until_answer
 
-PAGES = ("/suppressions", "/events", "/webhooks", "/lanes", "/tenants", "/pauses", "/keys", "/audit")
-FOR_ALL_TENANTS = ("/lanes", "/tenants", "/keys", "/audit")
+PAGES = ("/suppressions", "/events", "/webhooks", "/lanes", "/tenants", "/pauses", "/senders", "/keys", "/audit")
+FOR_ALL_TENANTS = ("/lanes", "/tenants", "/senders", "/keys", "/audit")
 
 
 def make_webhook(books: Books, tenant_id: str, url: str = "https://shop.example/hook") -> int:
