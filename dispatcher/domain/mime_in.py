@@ -189,7 +189,7 @@ class MimeIn:
         if value is None:
             return ""
         text = str(value).replace("\t", " ").strip()
-        if getattr(value, "defects", ()) or header_fault(text):
+        if getattr(value, "defects", ()) or "\N{REPLACEMENT CHARACTER}" in text or header_fault(text):
             raise Lost(f"has a header {shown(name)} that cannot be decoded")
         return text
 
@@ -348,7 +348,9 @@ def _check(part: EmailMessage, parameters: Collection[str], *, is_root: bool) ->
 
 
 def _defects(part: EmailMessage, name: str) -> Sequence[object]:
-    return cast("Sequence[object]", getattr(part.get(name), "defects", ()))
+    found = getattr(part.get(name), "defects", ())
+    # Some mail programs write a file's name as an encoded word in quotes. Everyone decodes it, Python, too.
+    return [each for each in found if "encoded word" not in str(each).replace("-", " ")]
 
 
 def why_raw(email: AnyEnvelope) -> str:
