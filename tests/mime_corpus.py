@@ -7,8 +7,8 @@ descriptions follow what mail programs, ticket systems, calendars and mail serve
 from __future__ import annotations
 
 import base64
+import binascii
 import email.policy
-import quopri
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,11 +31,10 @@ Part = bytes
 
 def leaf(kind: str, content: bytes | str, *more: str, cte: str = "", charset: str = "") -> Part:
     octets = content.encode(charset or "utf-8") if isinstance(content, str) else content
-    encode: dict[str, Callable[[bytes], bytes]] = {
-        "base64": lambda each: base64.encodebytes(each).replace(b"\n", b"\r\n"),
-        "quoted-printable": lambda each: quopri.encodestring(each.replace(b"\r\n", b"\n")).replace(b"\n", b"\r\n"),
-    }
-    octets = encode.get(cte, lambda each: each)(octets)
+    if cte == "base64":
+        octets = base64.encodebytes(octets).replace(b"\n", b"\r\n")
+    elif cte == "quoted-printable":
+        octets = binascii.b2a_qp(octets.replace(b"\r\n", b"\n")).replace(b"\n", b"\r\n")
     lines = [f"Content-Type: {kind}" + (f'; charset="{charset}"' if charset else "")]
     lines += [f"Content-Transfer-Encoding: {cte}"] if cte else []
     return "".join(f"{line}\r\n" for line in (*lines, *more)).encode() + b"\r\n" + octets
@@ -69,7 +68,7 @@ def ics(method: str = "REQUEST", *, of: str = "VEVENT", without: str = "") -> st
     lines = ["BEGIN:VCALENDAR", "PRODID:-//Shop//Calendar//EN", "VERSION:2.0", f"METHOD:{method}", f"BEGIN:{of}"]
     lines += ["UID:17@shop.example", "DTSTAMP:20261201T100000Z", "DTSTART:20261224T170000Z", "SEQUENCE:1"]
     lines += ['ORGANIZER;CN="Shop: sales":mailto:shop@example.com', "ATTENDEE;RSVP=TRUE:mailto:ann@example.org"]
-    lines += [f"SUMMARY:Grüße und ein langer T", " itel", f"END:{of}", "END:VCALENDAR", ""]
+    lines += ["SUMMARY:Grüße und ein langer T", " itel", f"END:{of}", "END:VCALENDAR", ""]
     return "\r\n".join(line for line in lines if not (without and line.startswith(without)))
 
 
@@ -134,22 +133,25 @@ ADDRESSES = {
     "quoted": ("To", '"Doe, Ann" <ann@example.org>'), "word": ("To", "=?utf-8?q?=C3=84nn?= <ann@example.org>"),
     "several": ("To", "Ann <ann@example.org>,\r\n bob@example.org"), "idn": ("To", "ann@xn--bcher-kva.example"),
     "comment": ("To", "ann@example.org (Ann)"), "undisclosed": ("To", "undisclosed-recipients:;"),
-    "cc": ("Cc", "Bob <bob@example.org>"), "bcc": ("Bcc", "Bob <bob@example.org>"), "reply": ("Reply-To", "r@example.com"),
+    "cc": ("Cc", "Bob <bob@example.org>"), "bcc": ("Bcc", "Bob <bob@example.org>"),
+    "reply": ("Reply-To", "r@example.com"),
     "escaped": ("To", r'"A \"B\" \\ C" <ann@example.org>'), "dots": ("To", '"a..b"@example.org'),
 }  # fmt: skip
 HEADERS = {
     "list": "List-Unsubscribe: <https://example.com/" + "u" * 120 + ">,\r\n <mailto:u@example.com>",
     "one-click": "List-Unsubscribe-Post: List-Unsubscribe=One-Click", "auto": "Auto-Submitted: auto-generated",
     "references": "References: <1@example.com>\r\n\t<2@example.com>", "own": "X-Order: 17", "priority": "X-Priority: 1",
-    "received": "Received: from a by b; Tue, 01 Dec 2026 10:00:00 +0000\r\nReceived: from b by c; Tue, 01 Dec 2026 10:00",
+    "received": "Received: from a by b; Tue, 01 Dec 2026 10:00:00 +0000\r\nReceived: from b by c",
     "return": "Return-Path: <x@example.com>", "sender": "Sender: shop@example.com",
     "encoded": "X-Campaign: =?utf-8?q?Fr=C3=BChling?=", "list-id": "List-ID: Offers <offers.example.com>",
 }  # fmt: skip
 RAW_HEADERS = {
-    "dkim": DKIM, "arc": "ARC-Seal: i=1; a=rsa-sha256; cv=none; d=example.com; s=k; b=YQ==", "twice": "X-A: 1\r\nX-A: 2",
+    "dkim": DKIM, "arc": "ARC-Seal: i=1; a=rsa-sha256; cv=none; d=example.com; s=k; b=YQ==",
+    "twice": "X-A: 1\r\nX-A: 2",
     "other sender": "Sender: Eve <eve@example.com>", "disposition": "Content-Language: de",
     "broken word": "X-Broken: =?x-unknown?q?=FF?=", "return and dkim": f"Return-Path: <x@example.com>\r\n{DKIM}",
-    "bcc and dkim": f"Bcc: Bob <bob@example.org>,\r\n carol@example.org\r\n{DKIM}", "two to": "To: a@example.org\r\nTo: b@example.org",
+    "bcc and dkim": f"Bcc: Bob <bob@example.org>,\r\n carol@example.org\r\n{DKIM}",
+    "two to": "To: a@example.org\r\nTo: b@example.org",
 }  # fmt: skip
 STRUCTURES: dict[str, tuple[Part, str]] = {
     "html": (page(), FIELDS),
@@ -200,7 +202,7 @@ STRUCTURES: dict[str, tuple[Part, str]] = {
                   leaf("application/octet-stream", "-----BEGIN PGP MESSAGE-----\r\n"),
                   params='; protocol="application/pgp-encrypted"'), RAW),
     "smime encrypted": (leaf("application/pkcs7-mime; smime-type=enveloped-data", PNG, cte="base64"), RAW),
-    "bounce": (multi("report", body(), leaf("message/delivery-status", "Reporting-MTA: dns; a\r\n\r\n"), FORWARDED), RAW),
+    "bounce": (multi("report", body(), leaf("message/delivery-status", "Reporting-MTA: dns; a\r\n"), FORWARDED), RAW),
     "digest": (multi("digest", FORWARDED, FORWARDED), RAW),
     "flowed": (leaf("text/plain; format=flowed", "a \r\nb\r\n", charset="us-ascii"), RAW),
     "unknown charset": (leaf("text/plain", b"x\r\n", charset="x-unknown"), RAW),
@@ -213,6 +215,10 @@ STRUCTURES: dict[str, tuple[Part, str]] = {
     "long lines": (leaf("text/html", f"<p>{'x' * 3000}</p>\r\n", charset="us-ascii"), FIELDS),
     "no mime": (b"\r\nHello\r\n.\r\n", FIELDS),
 }  # fmt: skip
+
+
+def unix(octets: bytes) -> bytes:
+    return octets.replace(b"\r\n", b"\n")
 
 
 def _cases() -> Iterator[Case]:
@@ -229,7 +235,6 @@ def _cases() -> Iterator[Case]:
     yield from (Case(f"header {name}", body(), head=[line]) for name, line in HEADERS.items())
     yield from (Case(f"header {name}", body(), RAW, [line]) for name, line in RAW_HEADERS.items())
     yield from (Case(name, part, becomes) for name, (part, becomes) in STRUCTURES.items())
-    unix: Callable[[bytes], bytes] = lambda octets: octets.replace(b"\r\n", b"\n")
     yield Case("unix line ends", STRUCTURES["two files"][0], change=unix)
     yield Case("unix line ends, signed", STRUCTURES["pgp signed"][0], RAW, change=unix)
     yield Case("no end of line", body(), RAW, [DKIM], change=lambda octets: octets.removesuffix(b"\r\n"))
@@ -282,10 +287,14 @@ def meaning(octets: bytes) -> Meaning:
     head = octets.split(b"\r\n\r\n", 1)[0].split(b"\n\n", 1)[0]
     headed: Any = email.message_from_string(head.decode(), policy=email.policy.default)
     boxes = {
-        name: [(each.display_name, spec_of(each.addr_spec)) for value in headed.get_all(name, []) for each in value.addresses]
+        name: [
+            (each.display_name, spec_of(each.addr_spec))
+            for value in headed.get_all(name, [])
+            for each in value.addresses
+        ]
         for name in ("from", "to", "cc", "reply-to")
     }
-    names = {name.lower() for name in headed.keys()} - REPLACED
+    names = {name.lower() for name in headed} - REPLACED
     headers = {name: " ".join(str(headed[name]).split()) for name in names}
     texts = {"text/plain": "", "text/html": ""}
     calendar, files = ("", ""), []

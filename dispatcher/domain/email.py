@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypedDict, Unpack
 
 from dispatcher.domain import email_rules as rules
+from dispatcher.domain.address import parse_address
 from dispatcher.domain.calendar import Calendar
 from dispatcher.domain.email_json import instant_text
 from dispatcher.domain.json_data import NO_DATA, canonical_data
@@ -131,6 +132,8 @@ class Email(Message):
             raise InvalidEmail("raw", "needs CRLF line ends, and no header Bcc or Return-Path; use Email.from_mime")
         if fault := raw_fault(self.raw, allowed_headers):
             raise InvalidEmail("raw", fault)
+        if parse_address(self.sender).spec not in self.senders[1:]:
+            raise InvalidEmail("sender", "must be the address in the header From of raw")
 
     @classmethod
     def from_mime(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dispatcher.dev.conformance import an_email
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour
 from dispatcher.domain.email import Email
 from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingEmail
@@ -22,8 +23,9 @@ from dispatcher.errors import InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.transport.mime import render
 from tests.mime_corpus import CASES, FIELDS, RAW, Case, Meaning, lines, meaning, spec_of
-from tests.providers.emails import send
+from tests.providers.emails import outcome_text, send
 from tests.providers.http_places import resend_place, sendgrid_place
+from tests.providers.places import smtp_place
 from tests.providers.ses_place import ses_place
 from tests.providers.test_smtp_servers import RecordingHandler, aiosmtpd  # noqa: F401 - a fixture
 
@@ -42,18 +44,13 @@ def expected(case: Case) -> Meaning:
     said = meaning(case.message)
     # A group has no addresses, and a file without a name gets one.
     named = {"application/pdf": "attachment-1.pdf", "image/png": "attachment-1.png"}
-    return said._replace(files=[(name or named[kind], kind, *others) for name, kind, *others in said.files])
+    return said._replace(files=[(each[0] or named[each[1]], *each[1:]) for each in said.files])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_message_becomes_fields_is_kept_raw_or_is_refused(case: Case) -> None:
-    try:
-        email = case.email()
-    except InvalidEmail as error:
-        assert case.becomes == f"refused: {case.becomes[9:]}"
-        assert case.becomes[9:] in str(error)
-        assert "example.org" not in str(error)
-        return
+@pytest.mark.parametrize("case", SENT, ids=lambda case: case.name)
+def test_a_message_becomes_fields_or_is_kept_raw(case: Case) -> None:
+    email = case.email()
+
     assert case.becomes == (FIELDS if email.raw is None else RAW)
     again = Email.from_json(email.to_json())
     assert again == email
@@ -61,6 +58,15 @@ def test_a_message_becomes_fields_is_kept_raw_or_is_refused(case: Case) -> None:
     if case.recipients is not None:
         specs = [parseaddr(each)[1] for each in (*email.to, *email.cc, *email.bcc)]
         assert specs == list(case.recipients)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in SENT], ids=lambda case: case.name)
+def test_a_message_that_cannot_be_sent_is_refused_and_not_quoted(case: Case) -> None:
+    with pytest.raises(InvalidEmail) as caught:
+        case.email()
+
+    assert case.becomes.removeprefix("refused: ") in str(caught.value)
+    assert "example.org" not in str(caught.value)
 
 
 def as_raw(case: Case) -> bytes:
@@ -97,6 +103,26 @@ async def test_smtp_sends_raw_messages_unchanged_and_others_with_their_meaning(
             assert envelope.content.isascii(), case.name
 
 
+@pytest.mark.parametrize(
+    ("name", "lacks", "outcome"),
+    [
+        ("signed in 8bit", "8BITMIME", "rejected invalid_content"),
+        ("subject smtputf8, signed", "SMTPUTF8", "rejected rejected_recipient"),
+        ("signed in 8bit", "SMTPUTF8", "accepted"),
+        ("utf-8 in 8bit", "8BITMIME", "accepted"),
+    ],
+)
+async def test_a_raw_message_is_not_changed_for_a_server_that_lacks_an_extension(
+    name: str, lacks: str, outcome: str, tmp_path: Path
+) -> None:
+    email = outgoing(next(each for each in CASES if each.name == name).email())
+    extensions = tuple({"PIPELINING", "8BITMIME", "SMTPUTF8"} - {lacks})
+    async with smtp_place(tmp_path, SmtpBehaviour(extensions=extensions)) as place:
+        assert outcome_text((await send(place.provider, email)).outcome) == outcome
+        parameters = [each.parameters for each in place.sink.received]
+    assert all(("8BITMIME" in each) is (email.raw is not None) for each in parameters)
+
+
 async def test_ses_sends_both(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         for case in SENT:
@@ -129,7 +155,9 @@ async def test_an_api_without_mime_gets_the_fields(api: Any) -> None:
         email = outgoing(case.email())
         if api.provider.capabilities.unmet_requirement(email) is not None:
             is_calendar = case.email().calendar is not None and api.provider.name == "resend"
-            assert case.becomes == RAW or is_calendar or case.name in ("subject empty", "addresses undisclosed"), case.name
+            assert case.becomes == RAW or is_calendar or case.name in ("subject empty", "addresses undisclosed"), (
+                case.name
+            )
             continue
         assert isinstance((await send(api.provider, email)).outcome, Accepted), case.name
         document = api.double.received[-1]
@@ -195,14 +223,16 @@ def _mailbox(each: dict[str, str] | str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("method", ["REQUEST", "CANCEL", "REPLY"])
 def test_an_invitation_is_an_alternative_and_a_file(method: str) -> None:
-    """RFC 6047, section 2.4: the parameter `method` equals METHOD; `charset` is given. RFC 5546, section 3.2: the component
-    has a UID, DTSTAMP, ORGANIZER and ATTENDEE. Outlook (MS-OXCMAIL, 2.1.3.3.8) reads the last child of
+    """RFC 6047, section 2.4: the parameter `method` equals METHOD; `charset` is given. RFC 5546, section 3.2: the
+    component has a UID, DTSTAMP, ORGANIZER and ATTENDEE. Outlook (MS-OXCMAIL, 2.1.3.3.8) reads the last child of
     multipart/alternative, in Base64."""
-    case = next(each for each in CASES if each.name == {"REQUEST": "invitation", "CANCEL": "cancellation"}.get(method, "answer"))
+    case = next(
+        each for each in CASES if each.name == {"REQUEST": "invitation", "CANCEL": "cancellation"}.get(method, "answer")
+    )
     message = message_from_bytes(render(outgoing(case.email())).content, policy=default)
-    alternative, attached = message.iter_parts()  # type: ignore[attr-defined]
-    *_, last = alternative.iter_parts()
-    assert [each.get_content_type() for each in alternative.iter_parts()][0] == "text/plain"
+    alternative, attached = message.iter_parts()
+    first, *_, last = alternative.iter_parts()
+    assert first.get_content_type() == "text/plain"
     assert dict(last["content-type"].params) == {"charset": "utf-8", "method": method}
     assert last["content-transfer-encoding"] == "base64"
     assert last.get_content_disposition() is None
@@ -220,7 +250,10 @@ def test_an_invitation_is_an_alternative_and_a_file(method: str) -> None:
     ("name", "words"),
     [
         ("pgp signed", "raw (the message is sent as it is, because it has a part multipart/signed"),
-        ("fewer recipients", "because it names recipients in To or Cc who do not get it) needs a provider with raw MIME (ses, smtp)"),
+        (
+            "fewer recipients",
+            "because it names recipients in To or Cc who do not get it) needs a provider with raw MIME (ses, smtp)",
+        ),
         ("invitation", "a calendar needs a provider with calendar parts (sendgrid, ses, smtp); configured: resend."),
     ],
 )
