@@ -88,13 +88,13 @@ def _properties(lines: list[str]) -> dict[str, dict[str, str]]:
         if (found := _PROPERTY.fullmatch(line)) is None:
             raise InvalidEmail("content", "has a line that is not a property of iCalendar, such as UID:1@example.com")
         name, value = found[1].upper(), found[2].strip()
+        if not inside and properties:
+            raise InvalidEmail("content", "must be one iCalendar object, and has something after it")
         if name == "BEGIN":
             inside.append(value.upper())
         elif name == "END":
             if not inside or inside.pop() != value.upper():
                 raise InvalidEmail("content", "has an END without its BEGIN")
-        elif inside:
-            properties.setdefault("/".join(inside), {})[name] = value
         else:
-            raise InvalidEmail("content", "must be one iCalendar object, and has a property outside of it")
+            properties.setdefault("/".join(inside), {})[name] = value
     return properties

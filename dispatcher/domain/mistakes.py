@@ -71,10 +71,10 @@ class _Search:
                 continue
             if error.field.startswith(f"{name}[") and isinstance(value, list):
                 yield from self._in_list(name, value)
-            elif error.field.startswith(f"{name}.") and isinstance(value, dict):
+            elif error.field.startswith(f"{name}.") and isinstance(value, dict) and name != "calendar":
                 parts = (self._fault_alone(name, {each: text}) for each, text in value.items())
                 yield from (each for each in parts if each is not None)
-            elif error.field == name or name not in self._fields:
+            elif error.field == name or name not in self._fields or name == "calendar":
                 yield error
 
     def _in_list(self, name: str, listed: list[object]) -> Iterator[InvalidEmail]:
