@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from email import policy
+from email._policybase import Compat32
 from email.headerregistry import AddressHeader
 from email.message import EmailMessage, Message
 from email.parser import BytesParser, HeaderParser
@@ -34,7 +35,13 @@ from dispatcher.domain.raw_mime import FIELD, MAX_RAW_OCTETS, head_of, raw_fault
 from dispatcher.domain.text import header_fault, shown
 from dispatcher.errors import InvalidEmail
 
-MAX_PARTS: Final = 1000
+MAX_PARTS: Final = 300
+MAX_MULTIPARTS: Final = 16
+MAX_LINES: Final = 1_000_000
+MAX_PART_FIELD_CHARACTERS: Final = 4_000
+MAX_MAILBOX_CHARACTERS: Final = 400
+"""Python's parser takes seconds or minutes for messages beyond these limits, so they are not parsed. An email with the
+most and largest attachments is below them."""
 _REPLACED: Final = frozenset({"date", "message-id", "mime-version", "bcc", "received", "return-path"})
 """Headers that a transmission writes anew, or that are for earlier servers only."""
 _READ: Final = frozenset({"from", "to", "cc", "reply-to", "subject", "content-type", "content-transfer-encoding"})
@@ -55,6 +62,7 @@ _CID: Final = re.compile(r"""cid:([^"'\s<>)]{1,500})""", re.IGNORECASE)
 _FAULTS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What Python's parser raises for some invalid messages."""
 _POLICY: Final = policy.default
+_BOUNDARY: Final = re.compile(rb"boundary[\s*0-9]*=", re.IGNORECASE)
 
 
 class AnyEnvelope(Protocol):
@@ -70,6 +78,37 @@ class AnyEnvelope(Protocol):
 
 class Lost(Exception):
     """A part of the message has no field in `Email`. The text says which part: a phrase after "it"."""
+
+
+class _Bounded:
+    """Refuses to read a long header of a part."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        if sum(map(len, sourcelines)) > MAX_PART_FIELD_CHARACTERS and sourcelines[0][:8].lower() == "content-":
+            raise Lost("has a part with a long header")
+        return super().header_source_parse(sourcelines)  # type: ignore[misc, no-any-return]
+
+
+class _StrictPolicy(_Bounded, EmailPolicy):
+    pass
+
+
+class _LenientPolicy(_Bounded, Compat32):
+    pass
+
+
+def _parsed(octets: bytes, make: Callable[..., Any], policy: Any) -> Any:
+    """The message with its parts. Raises Lost if it would take too long to read it."""
+    if octets.count(b"\n") > MAX_LINES or len(_BOUNDARY.findall(octets)) > MAX_MULTIPARTS:
+        raise Lost("has too many lines or parts to be read")
+    numbers = count()
+
+    def factory(**given: Any) -> Any:
+        if next(numbers) > MAX_PARTS:
+            raise Lost("has too many parts to be read")
+        return make(**given)
+
+    return BytesParser(factory, policy=policy).parsebytes(octets)
 
 
 def octets_of_message(message: bytes | Message) -> bytes:
@@ -95,6 +134,7 @@ class MimeIn:
             raise InvalidEmail(FIELD, f"is larger than {MAX_RAW_OCTETS} bytes")
         self._octets = octets
         self._allowed = allowed_headers
+        self._read: dict[str, list[AddressHeader]] = {}
         try:
             self._head = HeaderParser(policy=_POLICY).parsestr(head_of(octets).decode())
             sender = self._addresses("from")
@@ -139,7 +179,7 @@ class MimeIn:
             self._check_groups()
             headers = self._headers()
             body = _BodyReader()
-            body.read(BytesParser(policy=_POLICY).parsebytes(self._octets))
+            body.read(_parsed(self._octets, EmailMessage, _StrictPolicy()))
             return {
                 "sender": self._sender,
                 "to": self._to,
@@ -179,7 +219,7 @@ class MimeIn:
     def _check_groups(self) -> None:
         """Raises Lost for a named group of recipients, except for an empty one that is alone."""
         for name in ("to", "cc", "reply-to"):
-            for each in self._head.get_all(name, []):
+            for each in self._fields_of(name):
                 groups = [group for group in each.groups if group.display_name is not None]
                 if groups and (len(each.groups) > 1 or groups[0].addresses or (name != "to" or self._cc)):
                     raise Lost(f"has a group in {name}")
@@ -194,14 +234,22 @@ class MimeIn:
         return text
 
     def _addresses(self, name: str) -> list[str]:
-        found = [
-            address
-            for value in self._head.get_all(name, [])
-            for address in (value.addresses if isinstance(value, AddressHeader) else ())
-        ]
+        found = [address for value in self._fields_of(name) for address in value.addresses]
         if any(not each.domain for each in found):
             raise InvalidEmail(FIELD, f"has an address without @ in {name}")
         return [_address(each.display_name, each.addr_spec) for each in found]
+
+    def _fields_of(self, name: str) -> list[AddressHeader]:
+        if name not in self._read:
+            self._read[name] = _address_fields(self._head, name)
+        return self._read[name]
+
+
+def _address_fields(head: EmailMessage, name: str) -> list[AddressHeader]:
+    source = [str(value) for each, value in head.raw_items() if each.lower() == name]
+    if sum(map(len, source)) > 1000 + MAX_MAILBOX_CHARACTERS * sum(value.count("@") for value in source):
+        raise InvalidEmail(FIELD, f"has a header {name} that is too long for its addresses")
+    return [value for value in head.get_all(name, []) if isinstance(value, AddressHeader)]
 
 
 def _address(name: str, spec: str) -> str:
@@ -304,8 +352,8 @@ class _BodyReader:
 def _parts(part: EmailMessage, *, is_root: bool, allowed: Collection[str] = ()) -> list[EmailMessage]:
     _check(part, {"boundary", *allowed}, is_root=is_root)
     parts = part.get_payload()
-    if not isinstance(parts, list) or not 1 <= len(parts) <= MAX_PARTS:
-        raise Lost("has a multipart without parts, or with too many")
+    if not isinstance(parts, list) or not parts:
+        raise Lost("has a multipart without parts")
     return cast("list[EmailMessage]", parts)
 
 
@@ -369,7 +417,7 @@ def senders_in(octets: bytes) -> list[str]:
     """The addresses in From, Sender, Resent-From and Resent-Sender of a message that `MimeIn` has read."""
     try:
         head = HeaderParser(policy=_POLICY).parsestr(head_of(octets).decode())
-        fields = [each for name in _SENDERS for each in head.get_all(name, [])]
+        fields = [each for name in _SENDERS for each in _address_fields(head, name)]
         return [address.addr_spec for each in fields for address in each.addresses]
     except _FAULTS:
         raise InvalidEmail(FIELD, "has a header with senders that cannot be read") from None
@@ -378,10 +426,9 @@ def senders_in(octets: bytes) -> list[str]:
 def files_in(octets: bytes) -> Iterator[tuple[str, str, int]]:
     """The name, the type and the approximate size of each file in a message; for limits, so also of what is faulty."""
     try:
-        parts = list(BytesParser(policy=policy.compat32).parsebytes(octets).walk())
-        for part in parts:
+        for part in _parsed(octets, Message, _LenientPolicy()).walk():
             if not part.is_multipart() and (name := part.get_filename()):
                 payload = part.get_payload(decode=True)
                 yield str(name), part.get_content_type(), len(payload) if isinstance(payload, bytes) else 0
-    except _FAULTS:
+    except (Lost, *_FAULTS):
         raise InvalidEmail(FIELD, "cannot be read, so its files cannot be checked") from None

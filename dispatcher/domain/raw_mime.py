@@ -67,10 +67,10 @@ def raw_octets(given: bytes) -> bytes:
     if not raw.endswith(b"\r\n"):
         raw += b"\r\n"
     start = 0
-    while (end := raw.find(b"\r\n", start)) >= 0:
-        if end - start > MAX_LINE_OCTETS:
+    while start < len(raw):  # in steps of several short lines
+        if (end := raw.rfind(b"\n", start, start + MAX_LINE_OCTETS + 2)) < 0:
             raise InvalidEmail(FIELD, f"has a line of more than {MAX_LINE_OCTETS} bytes, which SMTP does not allow")
-        start = end + 2
+        start = end + 1
     return raw
 
 
