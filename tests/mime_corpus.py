@@ -325,3 +325,19 @@ def spec_of(spec: str) -> str:
     """The address with the domain as in DNS, and without quotes."""
     local, _, domain = spec.replace('"', "").rpartition("@")
     return f"{local}@{domain.encode('idna').decode()}"
+
+
+def hostile() -> dict[str, tuple[bytes, str]]:
+    """Messages for which Python's parser would take minutes, and what becomes of them."""
+    head = b"From: shop@example.com\r\nTo: ann@example.org\r\n"
+    many = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + b"--b\r\n\r\nx\r\n" * 100_000 + b"--b--\r\n"
+    nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n) for n in range(2000))
+    return {
+        "many parts": (head + many, RAW),
+        "nested parts": (head + nested, RAW),
+        "emails in emails": (head + b"Content-Type: message/rfc822\r\n\r\n" * 3000, RAW),
+        "empty lines": (head + b"\r\n" * 6_000_000, RAW),
+        "a long type": (head + b"Content-Type: text/plain" + b";\r\n a=b" * 8_000 + b"\r\n\r\nx\r\n", RAW),
+        "comments": (head.replace(b"To: ", b"To: " + b"(a)\r\n " * 8_000) + b"\r\nx\r\n", "too long for its addresses"),
+        "quotes": (head.replace(b"To: ", b"To: " + b'"a"\r\n ' * 8_000) + b"\r\nx\r\n", "too long for its addresses"),
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import re
+import time
 from collections.abc import AsyncIterator
 from email import message_from_bytes
 from email.policy import default
@@ -22,7 +23,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.transport.mime import render
-from tests.mime_corpus import CASES, FIELDS, RAW, Case, Meaning, lines, meaning, spec_of
+from tests.mime_corpus import CASES, FIELDS, RAW, Case, Meaning, hostile, lines, meaning, spec_of
 from tests.providers.emails import outcome_text, send
 from tests.providers.http_places import resend_place, sendgrid_place
 from tests.providers.places import smtp_place
@@ -67,6 +68,18 @@ def test_a_message_that_cannot_be_sent_is_refused_and_not_quoted(case: Case) -> 
 
     assert case.becomes.removeprefix("refused: ") in str(caught.value)
     assert "example.org" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "message", "becomes"), [(name, *each) for name, each in hostile().items()])
+def test_a_hostile_message_takes_no_long_time_to_read(name: str, message: bytes, becomes: str) -> None:
+    began_at = time.process_time()
+    try:
+        outcome = RAW if Email.from_mime(message, message_key=name).raw else FIELDS
+    except InvalidEmail as error:
+        outcome = error.reason
+
+    assert outcome.endswith(becomes)
+    assert time.process_time() - began_at < 10
 
 
 def as_raw(case: Case) -> bytes:
