@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
@@ -20,6 +20,7 @@ from psycopg.rows import dict_row, namedtuple_row, tuple_row
 from dispatcher import (
     Acceptance,
     Attachment,
+    Calendar,
     Email,
     Enqueued,
     InvalidEmail,
@@ -31,6 +32,7 @@ from dispatcher import (
     enqueue_many_async,
 )
 from dispatcher.producers import BATCH_EMAILS, sms_rules
+from tests.mime_corpus import ics
 from tests.store.books import NEXT_YEAR, Books, email
 from tests.waiting import until, wait_until
 
@@ -290,6 +292,8 @@ KINDS: tuple[dict[str, Any], ...] = (
         "expires_at": NEXT_YEAR,
     },
     {"send_at": NEXT_YEAR, "attachments": [FILE]},
+    {"html": '<img src="cid:a">', "attachments": [replace(FILE, content_id="a"), FILE], "calendar": Calendar(ics())},
+    {"raw": b"From: shop@example.com\r\n\r\n{\xff}\r\n", "text": None},
     {"template_id": "t-1", "template_data": {"a": {"b": ["\n", None]}}, "text": None, "subject": ""},
 )
 

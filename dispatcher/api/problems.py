@@ -170,6 +170,6 @@ def pointer_of(field: str, prefix: str = "") -> str:
     if entry := _ENTRY.fullmatch(field):
         steps = [step for step in entry.groups() if step]
     else:  # the name of a header, a key of metadata, or the name of an unknown field can contain dots
-        steps = field.split(".", 1) if field.startswith(("headers.", "metadata.")) else [field]
+        steps = field.split(".", 1) if field.startswith(("headers.", "metadata.", "calendar.")) else [field]
     escaped = (step.replace("~", "~0").replace("/", "~1") for step in steps)  # RFC 6901, section 3
     return "#" + prefix + "".join("/" + quote(step, safe="!$&'()*+,;=:@?-._~") for step in escaped)

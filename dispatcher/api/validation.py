@@ -99,7 +99,7 @@ class EmailValidator:
         except InvalidEmail as error:
             # Without a variable: a list with the error would refer to this frame, and so to itself.
             raise _refusal(self._mistakes(document, error) if finds_all else [error], prefix) from None
-        caller.check_sender(email.sender, prefix)
+        caller.check_senders(email.senders, prefix)
         if email.lane is not None and email.lane not in self.lanes:
             raise _refusal([self._no_lane()], prefix)
         caller.check_lane(email.lane, prefix)
@@ -134,7 +134,7 @@ async def admit(access: AccessControl, settings: Settings, caller: Caller, email
     the caller's key. Raises the problem."""
     if caller.key is not None and Scope.SEND not in caller.key.scopes:
         raise Problem("insufficient-scope", f"Use a key that also has the scope {Scope.SEND}.")
-    caller.check_sender(email.sender)
+    caller.check_senders(email.senders)
     if email.ignore_suppression:
         caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression")
     if faults := list(islice(Policy(settings).faults(email), MAX_MISTAKES)):

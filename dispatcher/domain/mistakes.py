@@ -28,6 +28,8 @@ def all_mistakes(
     document: Mapping[str, Any], first: InvalidEmail, *, allowed_headers: Collection[str] = ()
 ) -> list[InvalidEmail]:
     """The mistakes in the JSON object of a message, at most MAX_MISTAKES. `first` is the one that reading it raised."""
+    if document.get("raw") is not None:
+        return [first]  # the fields of the content are in the message
     search = _Search(document, allowed_headers)
     found = {each.field: each for each in islice(search.alone(), MAX_MISTAKES)}
     for each in search.together({name.partition("[")[0].partition(".")[0] for name in found}):
@@ -69,10 +71,10 @@ class _Search:
                 continue
             if error.field.startswith(f"{name}[") and isinstance(value, list):
                 yield from self._in_list(name, value)
-            elif error.field.startswith(f"{name}.") and isinstance(value, dict):
+            elif error.field.startswith(f"{name}.") and isinstance(value, dict) and name != "calendar":
                 parts = (self._fault_alone(name, {each: text}) for each, text in value.items())
                 yield from (each for each in parts if each is not None)
-            elif error.field == name or name not in self._fields:
+            elif error.field == name or name not in self._fields or name == "calendar":
                 yield error
 
     def _in_list(self, name: str, listed: list[object]) -> Iterator[InvalidEmail]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,8 @@ from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from tests.acceptance.rabbit import Rabbit
-from tests.api.running_api import EMAIL, Api, running, settings_of
+from tests.api.running_api import EMAIL, Api, make_key, running, settings_of
+from tests.mime_corpus import CASES, ics
 from tests.waiting import until, until_answer
 
 
@@ -48,6 +50,66 @@ async def test_an_accepted_email_is_stored_and_due_and_the_same_request_again_ge
         " from email_log join email_content using (email_id) join email_attachment using (email_id)"
     ).fetchall()
     assert rows == [("order-17", "default", "pending", True, "Your receipt", ["one_time_code"], "a.pdf", b"%PDF")]
+
+
+SIGNED = next(each.message for each in CASES if each.name == "pgp signed")
+IMAGE = {"filename": "a.png", "content_type": "image/png", "content": "iVBORw==", "content_id": "logo"}
+
+
+def raw(message: bytes, **more: object) -> dict[str, object]:
+    return {"raw": base64.b64encode(message).decode(), **more}
+
+
+async def test_inline_images_calendars_and_mime_messages_are_stored(api: Api, connection: psycopg.Connection) -> None:
+    html = {"html": '<img src="cid:logo">', "attachments": [IMAGE], "calendar": {"content": ics()}}
+
+    answers = [
+        await api.post("fields", EMAIL | html),
+        await api.post("raw", raw(SIGNED, recipients=["ann@example.org", "bob@example.org"])),
+        await api.post("read", raw(b"From: Shop <shop@example.com>\r\nTo: ann@example.org\r\n\r\nHi\r\n", tags=["a"])),
+        await api.post("raw", raw(SIGNED, recipients=["ann@example.org", "bob@example.org"])),
+    ]
+
+    assert [each.status for each in answers] == [202] * 4
+    assert answers[3].body == answers[1].body
+    rows = connection.execute(
+        "select message_key, position, part, content_id, content_type from email_log join email_attachment"
+        " using (email_id) order by email_id, position"
+    ).fetchall()
+    assert rows == [
+        ("fields", 0, None, "logo", "image/png"),
+        ("fields", 1, "calendar", None, "text/calendar; method=REQUEST"),
+        ("raw", 0, "raw", None, "message/rfc822"),
+    ]
+    contents = connection.execute(
+        "select sender, recipients, text_body from email_content order by email_id"
+    ).fetchall()
+    assert contents[1:] == [
+        ("shop@example.com", {"to": ["ann@example.org"], "bcc": ["bob@example.org"]}, None),
+        ("Shop <shop@example.com>".replace("Shop", '"Shop"'), {"to": ["ann@example.org"]}, "Hi\n"),
+    ]
+
+
+async def test_the_rules_of_a_key_and_of_the_api_hold_inside_of_a_mime_message(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    token = make_key(connection, sender_domains=["example.com"])
+    exe = SIGNED.replace(b"application/pgp-signature", b'application/x; name="a.exe"')
+    cases = {
+        b"From: eve@evil.example\r\nTo: ann@example.org\r\n\r\nHi\r\n": ("sender-forbidden", "#/from"),
+        b"Sender: eve@evil.example\r\n" + SIGNED: ("sender-forbidden", "#/from"),
+        b"X-MC-Subaccount: x\r\n" + SIGNED: ("invalid-email", "#/raw"),
+        b"Foo: x\r\n" + SIGNED: ("email-not-allowed", "#/headers/Foo".lower()),
+        exe: ("email-not-allowed", "#/raw"),
+    }
+    async with running(settings) as api:
+        answers = [await api.post("k", raw(message), token=token) for message in cases]
+    async with running(replace(settings, providers=("sendgrid",))) as api:
+        unable = await api.post("k", raw(SIGNED), token=token)
+
+    assert [(each.code, each.pointers) for each in answers] == [(code, [at]) for code, at in cases.values()]
+    assert (unable.status, unable.code, unable.pointers) == (422, "no-capable-provider", ["#/raw"])
+    assert "because it has a part multipart/signed" in unable.json["detail"]
 
 
 async def test_a_key_in_quotes_is_the_same_key(api: Api, connection: psycopg.Connection) -> None:

@@ -22,6 +22,7 @@ from tests.abuse import framings
 from tests.abuse.case import Target
 from tests.abuse.raw_connection import JSON, exchange, get, head, provoke
 from tests.api.running_api import EMAIL, Api, make_key, running
+from tests.mime_corpus import ics
 from tests.waiting import DEADLINE_SECONDS, until
 
 FILE: Final = {"filename": "a.pdf", "content_type": "application/pdf", "content": "JVBERg=="}
@@ -67,6 +68,18 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
     "path in a filename": (with_file("../../etc/passwd"), INVALID, "#/attachments/0/filename"),
     "content that is not base64": (with_file("a.pdf", content="%%%"), INVALID, "#/attachments/0/content"),
     "too many attachments": ({"attachments": [FILE] * 21}, NOT_ALLOWED, "#/attachments"),
+    "content id that the HTML does not show": (
+        with_file("a.png", content_id="a"),
+        INVALID,
+        "#/attachments/0/content_id",
+    ),
+    "content id with a header": (with_file("a.png", content_id="a>\r\nX: y"), INVALID, "#/attachments/0/content_id"),
+    "calendar with a header in its method": (
+        {"calendar": {"content": ics(), "method": "REQUEST\r\nX: y"}},
+        INVALID,
+        "#/calendar/method",
+    ),
+    "raw beside other content": ({"raw": "eA=="}, INVALID, "#/from"),
     "unknown field": ({"send_at": "now"}, INVALID, "#/send_at"),
 }
 

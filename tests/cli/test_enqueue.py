@@ -18,6 +18,7 @@ from dispatcher.cli import email_file
 from dispatcher.cli.email_file import REFUSALS_IN_FULL, FileEntry, Refusal, read_entries
 from dispatcher.domain.email import Email
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, CommandResult
+from tests.mime_corpus import CASES, ics
 from tests.store.books import Books
 from tests.waiting import wait_until
 
@@ -69,6 +70,35 @@ def test_every_option_reaches_the_tables(storing: CommandLine, tables: Books) ->
     assert storing("enqueue", *ADDRESSED[2:-2], "--key", "templated", *template).code == 0
     contents = tables.select("select template_id, template_data, subject from email_content")
     assert {"template_id": "d-0c1a", "template_data": {"number": 17}, "subject": ""} in contents
+
+
+def test_a_mime_message_and_a_calendar_come_from_files(storing: CommandLine, tables: Books) -> None:
+    messages = {each.name: each.message for each in CASES}
+    for name in ("pgp signed", "inline image"):
+        (storing.folder / f"{name}.eml").write_bytes(messages[name])
+    (storing.folder / "invite.ics").write_text(ics(), encoding="utf-8")
+    mime = ("enqueue", "--key", "k", "--mime", "pgp signed.eml")
+
+    ended = [
+        storing("enqueue", *ONE, "--calendar", "invite.ics"),
+        storing(*mime, "--to", "ann@example.org", "--tag", "a"),
+        storing("enqueue", "--key", "image", "--mime", "-", stdin=messages["inline image"]),
+    ]
+    refused = [
+        storing(*mime, "--subject", "x"),
+        storing.having(DISPATCHER_PROVIDERS="sendgrid")(*mime, "--to", "ann@example.org"),
+        storing("enqueue", "--key", "bad", "--mime", "invite.ics"),
+    ]
+
+    assert [each.code for each in ended] == [0, 0, 0], [each.stderr for each in ended]
+    stored = tables.select("select part, content_id, filename from email_attachment order by email_id")
+    assert [tuple(row.values()) for row in stored] == [
+        ("calendar", None, "invite.ics"), ("raw", None, "message.eml"), (None, "logo@shop", "logo.png"),
+    ]  # fmt: skip
+    assert [each.code for each in refused] == [2, 1, 1]
+    assert "--mime and --subject cannot be combined" in refused[0].stderr
+    assert "needs a provider with raw MIME (ses, smtp); configured: sendgrid" in refused[1].stderr
+    assert "--mime invite.ics: raw: needs exactly one header From" in refused[2].stderr
 
 
 def test_an_expiry_counts_from_the_schedule_or_from_now(storing: CommandLine, tables: Books) -> None:

@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dispatcher.domain import email_rules as rules
+from dispatcher.domain.calendar import Calendar
 from dispatcher.domain.capabilities import Capabilities, Requirement
 from dispatcher.domain.email import Email
 from dispatcher.domain.message import Message
@@ -21,8 +22,10 @@ from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, endings_o
 from dispatcher.domain.sms import Sms
 from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS
 from dispatcher.errors import InvalidEmail
+from tests.mime_corpus import ics
 
 PDF = Attachment("receipt.pdf", "application/pdf", b"%PDF")
+LOGO = Attachment("logo.png", "image/png", b"PNG", content_id="logo")
 MIB = 1024 * 1024
 NOW = datetime.now(UTC)
 LATER = NOW + timedelta(days=3)
@@ -106,6 +109,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     ),
     "text": (b"Hi", "a\0b", "a\ud800b", "a" * (10 * MIB + 1), "ü" * (5 * MIB + 1)),
     "html": ("a\0b", "ü\udfff"),
+    "calendar": ("BEGIN:VCALENDAR", b"", {"content": "x"}),
     "headers": (None, [], [("X-A", "1")], {f"X-{number}": "1" for number in range(101)}),
     "headers.x-a": ({"X-A": "1", "x-a": "2"},),
     "headers.X-A": (
@@ -150,6 +154,16 @@ NO_JSON = (nested(40), nested(100_000), float("nan"), 2**60, "a\0b", "\ud800", o
         ("to", {"to": ["ann@example.org"] * 600, "cc": ["ann@example.org"] * 401}),
         ("html", {"text": "a" * (5 * MIB), "html": "ü" * (3 * MIB)}),
         ("expires_at", {"send_at": LATER, "expires_at": LATER}),
+        *(
+            ("raw", {"raw": wrong, "text": None})
+            for wrong in ("x", b"x", b"Bcc: a@b.example\r\n\r\n", b"From: a@b.de\n\n")
+        ),
+        ("text", {"raw": b"From: shop@example.com\r\n\r\n"}),
+        ("sender", {"raw": b"From: eve@example.com\r\n\r\n", "text": None}),
+        ("calendar", TEMPLATED | {"calendar": Calendar(ics())}),
+        *(("attachments[0].content_id", {"attachments": [LOGO], "html": html}) for html in (None, "cid:log", "logo")),
+        ("attachments[1].content_id", {"attachments": [LOGO, LOGO], "html": "cid:logo"}),
+        ("html", {"attachments": [LOGO], "html": "cid:logo cid:other"}),
         ("template_id", TEMPLATED | {"text": "hello"}),
         *(("template_id", TEMPLATED | {"template_id": wrong}) for wrong in ("", "a/b")),
         ("template_data", {"template_data": DATA}),
@@ -172,6 +186,7 @@ REFUSED_OF_FILES: dict[str, tuple[Any, ...]] = {
         "message/rfc822",
     ),
     "content": ("text", bytearray(b"x"), None),
+    "content_id": ("", "<logo>", "cid:logo", "a b", "logo\r\nX: y", "ö", "x" * 201, 1),
 }
 
 
@@ -183,6 +198,37 @@ def test_an_invalid_attachment_cannot_be_made(field: str, wrong: Any) -> None:
         Attachment(**{**FILE, field: wrong})
 
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "words"),
+    [
+        ("", "", "content: must be one iCalendar object"),
+        (ics().replace("END:VCALENDAR", "END:VCALENDAR\r\nX:1"), "", "content: must be one iCalendar object"),
+        (ics() + ics(), "", "content: must be one iCalendar object, and has"),
+        (ics().replace("END:VEVENT", "END:VTODO"), "", "content: has an END without its BEGIN"),
+        (ics().replace("UID:", "UID "), "", "content: has a line that is not a property"),
+        (ics(without="METHOD"), "", "content: needs a line METHOD with one of: PUBLISH, REQUEST"),
+        (ics("FOO"), "", "content: needs a line METHOD"),
+        (ics(without="VERSION"), "", "content: needs the lines VERSION:2.0 and PRODID"),
+        (ics(of="VFOO"), "", "content: needs one of: VEVENT"),
+        *((ics(without=each), "", f"content: has no {each} in VEVENT") for each in ("UID", "DTSTAMP", "ORGANIZER")),
+        (ics(without="ATTENDEE"), "", "content: has no ATTENDEE in VEVENT, which METHOD:REQUEST needs"),
+        (ics(), "CANCEL", "method: must be REQUEST"),
+        (ics() + "\0", "", "content: contains a NUL"),
+        (None, "", "content: must be a string"),
+    ],
+)
+def test_a_calendar_that_programs_would_ignore_cannot_be_made(text: Any, method: str, words: str) -> None:
+    with pytest.raises(InvalidEmail) as caught:
+        Calendar(text, method)
+
+    assert str(caught.value).startswith(words)
+
+
+def test_a_calendar_takes_its_method_from_its_text() -> None:
+    assert Calendar(ics().replace("\r\n", "\n")) == Calendar("\ufeff" + ics("REQUEST"), "request")
+    assert (Calendar(ics("CANCEL", without="ATTENDEE")).method, Calendar(ics()).content) == ("CANCEL", ics())
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
+from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, file_parts
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.producers import Acceptance, enqueue_many
 from dispatcher.store.connections import Pool
 from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, LeaseStore
+from tests.mime_corpus import CASES, FIELDS, RAW
 from tests.store.books import Books
 from tests.store.results import lease_one, result
 from tests.waiting import until
@@ -101,6 +103,19 @@ async def test_large_content_and_attachments_are_read_separately_from_the_lease(
     assert email.attachments == tuple(
         OutgoingAttachment(each.filename, each.content_type, each.content) for each in files
     )
+
+
+async def test_messages_of_every_structure_are_read_as_they_were_enqueued(store: LeaseStore, books: Books) -> None:
+    emails = [case.email() for case in CASES if case.becomes in (FIELDS, RAW)]
+    answers = enqueue_many(books.connection, emails)
+
+    for given, answer in zip(emails, answers, strict=True):
+        found = await store.read_content(answer.email_id)
+        assert found is not None
+        names = ("sender", "to", "cc", "bcc", "reply_to", "subject", "text", "html", "headers", "raw")
+        assert [getattr(found, name) for name in names] == [getattr(given, name) for name in names], given.message_key
+        assert file_parts(found) == file_parts(given), given.message_key
+    assert {answer.acceptance for answer in enqueue_many(books.connection, emails)} == {Acceptance.KNOWN}
 
 
 async def test_a_wrong_key_or_unknown_id_is_left_out_and_the_others_are_leased(store: LeaseStore, books: Books) -> None:

@@ -230,7 +230,7 @@ def test_an_attachment_that_a_producer_adds_to_another_email_is_neither_sent_nor
         books.connection.execute(query(name), parameters).fetchall()
         for name in ("find_attachments", "find_content_octets")
     )
-    assert attachments == [(0, "terms.txt", "text/plain", 5)]
+    assert attachments == [(0, "terms.txt", "text/plain", 5, None, None)]
     assert octets == [(len("Thank you.") + 5,)]
     with pytest.raises(pg.UniqueViolation):
         granted.become("producer").execute(ADD_ATTACHMENT, (email_id, 0))  # nor can the producer replace one

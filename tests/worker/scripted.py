@@ -12,7 +12,7 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, BulkLimits
 
-ANYTHING = Capabilities(templates=True, copies=6)
+ANYTHING = Capabilities(templates=True, inline_parts=True, calendar=True, raw_mime=True, copies=6)
 Act = Callable[["ScriptedProvider", OutgoingEmail, Attempt], Awaitable[Outcome]]
 
 

@@ -37,18 +37,22 @@ class Recipients(ScriptedProvider):
         super().__init__()
         self.seen: dict[UUID, Seen] = {}
         self.headers: dict[UUID, dict[str, str]] = {}
+        self.raws: list[bytes] = []
         self.always = self._accept
 
     async def _accept(self, _: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Accepted:
         attempt.mark_on_wire()
         self.seen[email.email_id] = (email.to, email.cc, email.bcc)
         self.headers[email.email_id] = dict(email.headers)
+        if email.raw is not None:
+            self.raws.append(email.raw)
         self.accept(email.email_id)
         return Accepted("id", DETAIL if email.bcc or email.cc else "250 ok")
 
 
 ANN, BOB, CEM, EVE = "ann@example.org", "bob@example.org", "cem@example.org", "eve@example.org"
 LARGE = "x" * 200_000
+SIGNED = b"From: shop@example.com\r\nTo: list@example.org\r\nContent-Type: application/pkcs7-mime\r\n\r\nMTIz\r\n"
 FAILED: Final = "Every recipient is suppressed: hard_bounce."
 PARTLY: Final = (
     "refused recipients: 1 (suppressed: hard_bounce), 3 (550 5.1.1), 4 (suppressed: hard_bounce); 250 queued"
@@ -231,16 +235,33 @@ async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe
     (two,) = await bench.enqueue(to=[ANN, BOB])
     (other,) = await bench.enqueue(sender="shop@example.net")
     (own,) = await bench.enqueue(headers={"List-Unsubscribe": "<mailto:stop@example.com>"})
+    (raw,) = await bench.enqueue(raw=SIGNED, text=None)
+    (own_raw,) = await bench.enqueue(raw=b"List-Unsubscribe: <mailto:stop@example.com>\r\n" + SIGNED, text=None)
 
-    await bench.settled({"sent": 5})
+    await bench.settled({"sent": 7})
 
     hasher = hasher_of(bench.books.connection)
-    for email_id in (one, large):
+    for email_id in (one, large, raw):
         token = hasher.unsubscribe_token(email_id, ANN)
         assert hasher.read_unsubscribe_token(token) == (email_id, hasher.hash(ANN))
         assert provider.headers[email_id] == {
             "List-Unsubscribe": f"<https://mail.example.com/v1/unsubscribe/{token}>",
             "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
         }
-    assert provider.headers[two] == provider.headers[other] == {}
+    assert provider.headers[two] == provider.headers[other] == provider.headers[own_raw] == {}
+    assert provider.raws == [SIGNED, b"List-Unsubscribe: <mailto:stop@example.com>\r\n" + SIGNED]
     assert provider.headers[own] == {"List-Unsubscribe": "<mailto:stop@example.com>"}
+
+
+async def test_a_raw_email_with_a_suppressed_recipient_goes_to_the_others_only(bench: Bench) -> None:
+    suppress(bench.books.connection, BOB)
+    provider = Recipients()
+    await bench.start([provider])
+    (some,) = await bench.enqueue(raw=SIGNED, text=None, to=[ANN], bcc=[BOB])
+    (none,) = await bench.enqueue(raw=SIGNED, text=None, to=[BOB])
+
+    await bench.settled({"sent": 1, "failed": 1})
+
+    assert provider.seen == {some: ((ANN,), (), ())}
+    assert bench.books.row(none)["error_type"] == "suppressed"
+    assert provider.raws == [SIGNED]

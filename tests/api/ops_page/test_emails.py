@@ -7,11 +7,12 @@ from email import message_from_bytes, policy
 
 import pytest
 
-from dispatcher import Attachment
+from dispatcher import Attachment, Calendar
 from dispatcher.api.ops_page.email_search import By, guess, read_form
 from tests.api.ops_page.browsing import Browser, links_of, text_of
 from tests.api.ops_page.rows import audited, dead_email, write
 from tests.api.running_api import make_key
+from tests.mime_corpus import ics
 from tests.store.books import Books
 from tests.store.damaged_rows import insert_damaged
 
@@ -212,6 +213,25 @@ async def test_revealed_content_is_seen_as_the_recipient_sees_it_for_some_minute
     books.connection.execute("set dispatcher.prune_audit to on")
     books.connection.execute("update operator_audit set acted_at = acted_at - interval '11 minutes'")
     assert (await operator.get(frame)).status == 404
+
+
+async def test_inline_images_are_shown_and_a_raw_message_is_named(operator: Browser, books: Books) -> None:
+    files = [Attachment("a.png", "image/png", b"PNG", content_id="logo")]
+    fields = books.enqueue_one(html='<img src="cid:logo">', attachments=files, calendar=Calendar(ics()))
+    message = b"From: shop@example.com\r\nX-Own: 1\r\n\r\nHi\r\n"
+    raw = books.enqueue_one(raw=message, text=None)
+    await operator.get(f"/ops/emails/{fields}/reveal")
+    shown = (await operator.submit("/reveal", reason="ticket 4711")).body.decode()
+    (frame,) = re.findall(r'<iframe [^>]*src="([^"]+)"', shown)
+    await operator.get(f"/ops/emails/{raw}/reveal")
+    named = (await operator.submit("/reveal", reason="ticket 4712")).body.decode()
+
+    assert (await operator.get(frame)).body == b'<img src="data:image/png;base64,UE5H">'
+    assert all(words in shown for words in ("<dt>Inline image 1</dt>", "text/calendar; method=REQUEST"))
+    assert "<dt>Raw</dt>" in named
+    assert "<dt>Attachment" not in named
+    source = await operator.get(f"/ops/emails/{raw}/revealed/source.eml")
+    assert source.body.endswith(message)
 
 
 async def test_another_tenants_email_is_not_found_by_any_name(shop_operator: Browser, books: Books) -> None:
