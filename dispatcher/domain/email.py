@@ -46,6 +46,7 @@ class Email(Message):
         attachments: Sequence[Attachment] = (),
         tags: Sequence[str] = (),
         metadata: Mapping[str, str] = rules.NO_METADATA,
+        topic: str | None = None,
         tenant_id: str = DEFAULT_TENANT,
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
@@ -130,6 +131,8 @@ class Email(Message):
             parts += ["lane", self.lane]
         if self.metadata:
             parts += self.metadata_parts()
+        if self.topic is not None:
+            parts += ["topic", self.topic]
         return sha256((text + _with_lengths(parts)).encode()).digest()
 
 

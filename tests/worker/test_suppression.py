@@ -156,8 +156,8 @@ async def test_an_idle_worker_reads_no_entries_and_judges_the_next_email_by_a_qu
         outgoing = replace(an_email(), email_id=email_id, to=(BOB,))
         assert reader.reads == 1
 
-        assert recipients.may_concern(outgoing, "default")
-        assert await recipients.find(outgoing) == {1: SuppressionReason.HARD_BOUNCE}
+        assert recipients.may_concern(outgoing, "default", None)
+        assert await recipients.find(outgoing, None) == {1: SuppressionReason.HARD_BOUNCE}
 
         await until(lambda: recipients.is_current)
         assert reader.reads == 2
@@ -178,7 +178,7 @@ async def test_while_the_entries_cannot_be_read_every_email_is_judged_by_a_query
     async with running(recipients):
         for is_lost in (False, True, False):
             reader.is_lost = is_lost
-            await until(lambda: recipients.may_concern(an_email(), "default") is reader.is_lost)
+            await until(lambda: recipients.may_concern(an_email(), "default", None) is reader.is_lost)
 
 
 async def test_a_recipient_who_was_suppressed_after_a_deferral_gets_no_second_attempt(bench: Bench) -> None:
