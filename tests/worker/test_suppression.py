@@ -47,7 +47,7 @@ class Recipients(ScriptedProvider):
         return Accepted("id", DETAIL if email.bcc or email.cc else "250 ok")
 
 
-ANN, BOB, CEM, EVE = "ann@example.org", "bob@example.org", "cem@example.org", "eve@example.org"
+ANN, BOB, CEM, DAN, EVE = (f"{name}@example.org" for name in ("ann", "bob", "cem", "dan", "eve"))
 LARGE = "x" * 200_000
 FAILED: Final = "Every recipient is suppressed: hard_bounce."
 PARTLY: Final = (
@@ -71,6 +71,14 @@ CASES: Final = {
     "expired": Case({"to": BOB}, ((BOB,), (), ()), "250 ok"),
     "large": Case({"to": [ANN, BOB], "text": LARGE}, ((BOB,), (), ()), FIRST_LEFT_OUT),
     "large, only suppressed": Case({"to": ANN, "text": LARGE}, None, FAILED),
+    "left topic": Case({"to": DAN, "topic": "news"}, None, FAILED),
+    "left topic, large": Case({"to": DAN, "topic": "news", "text": LARGE}, None, FAILED),
+    "left topic, by the domain": Case({"to": "ann@club.example", "topic": "news"}, None, FAILED),
+    "another topic": Case(
+        {"to": [DAN, "ann@club.example"], "topic": "offers"}, ((DAN, "ann@club.example"), (), ()), "250 ok"
+    ),
+    "no topic": Case({"to": [DAN, "ann@club.example"]}, ((DAN, "ann@club.example"), (), ()), "250 ok"),
+    "any topic": Case({"to": [ANN, BOB], "topic": "offers"}, ((BOB,), (), ()), FIRST_LEFT_OUT),
     "ignored": Case({"to": ANN, "ignore_suppression": True}, ((ANN,), (), ()), "250 ok"),
 }
 
@@ -79,6 +87,7 @@ async def test_suppressed_recipients_are_left_out_and_listed_like_refused_ones(b
     provider = Recipients()
     suppress(bench.books.connection, ANN, EVE, "shop.example")
     suppress(bench.books.connection, CEM, tenant_id="other")
+    suppress(bench.books.connection, DAN, "club.example", topic="news")
     suppress(bench.books.connection, BOB, expires_in="-1 second")
     email_ids = {bench.books.enqueue_one(**case.fields): name for name, case in CASES.items()}
     await bench.start([provider])
