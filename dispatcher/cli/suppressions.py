@@ -114,7 +114,7 @@ def _remove(
 
     entries, stopped = run_with_session("suppressions", look, settings)
     if dry_run:
-        _show_removal(entries, stopped, as_json=as_json)
+        _show_removal([each for each in entries if each.topic == asked.topic], stopped, as_json=as_json)
         return Exit.DONE
     if replay and stopped:
         _say_stopped(stopped)
