@@ -113,7 +113,7 @@ async def find_stopped(source: Source, tenant_id: str, hashes: Collection[bytes]
     while page := await suppressions.list_stopped(source, tenant_id, after=after, limit=BATCH):
         for email_id, lists, topic in page:
             addresses = chain.from_iterable(lists.get(name, ()) for name in ("to", "cc", "bcc"))
-            if not wanted.isdisjoint(each for text in addresses for each in hasher.hashes_of(text, topic)):
+            if not wanted.isdisjoint(each for text in addresses for each in hasher.suppressing_hashes(text, topic)):
                 found.append(email_id)
         after = page[-1][0]
     return found

@@ -58,7 +58,7 @@ class AddressHasher:
         domain = normalised(address_or_domain).rpartition("@")[2]
         return self._digest(f"@{domain}")
 
-    def hashes_of(self, address: str, topic: str | None) -> list[bytes]:
+    def suppressing_hashes(self, address: str, topic: str | None) -> list[bytes]:
         """The hashes of the entries that suppress an address for emails with a topic, or for those without (None)."""
         hashes = [self.hash(address), self.hash_domain(address)]
         return hashes if topic is None else [*hashes, *(hash_with_topic(each, topic) for each in hashes)]

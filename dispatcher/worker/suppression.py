@@ -56,7 +56,7 @@ NO_POSITIONS: Final[Positions] = MappingProxyType({})
 
 class Question(NamedTuple):
     """An email with a recipient that may be suppressed. `hashes`: for each recipient, its position with each of
-    `AddressHasher.hashes_of`. `answer`: a future of the suppressed recipients."""
+    `AddressHasher.suppressing_hashes`. `answer`: a future of the suppressed recipients."""
 
     email_id: UUID
     hashes: list[tuple[int, bytes]]
@@ -133,7 +133,7 @@ class SuppressedRecipients:
         hashes = [
             (position, address_hash)
             for position, address in enumerate((*email.to, *email.cc, *email.bcc), 1)
-            for address_hash in self.hasher.hashes_of(address, topic)
+            for address_hash in self.hasher.suppressing_hashes(address, topic)
         ]
         answer: asyncio.Future[Positions] = asyncio.get_running_loop().create_future()
         self._questions.add(Question(email.email_id, hashes, answer))

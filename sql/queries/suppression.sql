@@ -119,8 +119,8 @@ from changed;
 
 -- part: suppression
 -- An entry, as operators and applications see it: without the hash of the address.
-suppression_id as id, masked as recipient, is_domain, reason as kind, topic, created_at, expires_at, source_email_id, note,
-tenant_id
+suppression_id as id, masked as recipient, is_domain, reason as kind, topic, created_at, expires_at, source_email_id,
+note, tenant_id
 
 -- part: asked_tenants
 -- The given tenant; without it, every tenant that has entries: steps from tenant to tenant in the unique index, which
@@ -150,7 +150,10 @@ examined as (
                 or (created_at, suppression_id) < (%(after_created_at)s::timestamptz, %(after_id)s)
             )
         order by created_at desc, suppression_id desc
-        limit case when %(kind)s::text is null and %(topic)s::text is null then %(limit)s::bigint else %(examined)s::bigint end
+        limit case
+            when %(kind)s::text is null and %(topic)s::text is null then %(limit)s::bigint
+            else %(examined)s::bigint
+        end
     ) as s
     order by s.created_at desc, s.id desc
     limit %(examined)s

@@ -121,7 +121,7 @@ class World:
         stopped = {
             email for email in self.emails if not self.entries.isdisjoint(product((email[0], DOMAIN), (None, email[1])))
         }
-        hashes = {each: [(1, found) for found in self.hasher.hashes_of(*each)] for each in self.emails}
+        hashes = {each: [(1, found) for found in self.hasher.suppressing_hashes(*each)] for each in self.emails}
         found = await self.reader.find({self.emails[each]: asked for each, asked in hashes.items()})
         assert found.keys() == {self.emails[each] for each in stopped}
         memory = SuppressedRecipients(self.reader, StoreOutage())
