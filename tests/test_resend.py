@@ -26,11 +26,12 @@ BODY: Final[dict[str, Any]] = EMAIL | {
     "headers": {"X-Order": "17", "X-Old": "1"},
     "tags": ["receipt"],
     "metadata": {"order": "17"},
+    "topic": "newsletter",
     "attachments": [{"filename": "a.txt", "content_type": "text/plain", "content": "aGk="}],
 }
 COPIED: Final = """
     select e.email_id::text as id, message_key, status, resent_from::text, recipients, subject, sender, headers, tags,
-        metadata, text_body, lane, attachment_count,
+        metadata, topic, text_body, lane, attachment_count,
         (select count(*) from email_attachment as a where a.email_id = e.email_id)
     from email_log as e
     join email_content as c using (email_id)
@@ -109,10 +110,11 @@ async def test_every_face_makes_the_same_copy_once_and_links_and_audits_it(desk:
     assert (copy["sender"], copy["subject"]) == ("billing@example.com", "Hi")
     assert copy["headers"] == {"X-Order": "17", "X-Campaign": "spring"}
     assert (copy["text_body"], copy["tags"], copy["metadata"]) == (EMAIL["text"], ["receipt"], {"order": "17"})
+    assert copy["topic"] == "newsletter"
     assert (copy["attachment_count"], copy["count"], copy["status"], copy["lane"]) == (1, 1, "pending", "normal")
     old, new = [(await desk.api.get(f"/v1/emails/{each}", token=desk.key)).json for each in (desk.email_id, copy["id"])]
     assert (old["resent_as"], old["resent_from"], old["status"]) == ([copy["id"]], None, "failed")
-    assert (new["resent_as"], new["resent_from"]) == (None, desk.email_id)
+    assert (new["resent_as"], new["resent_from"], new["topic"]) == (None, desk.email_id, "newsletter")
     assert copy["id"] in page
     *_, audited = desk.connection.execute(
         "select email_id::text, action, reason, detail from operator_audit"

@@ -29,6 +29,7 @@ class FeedData:
     message_key: str
     correlation_id: str | None
     metadata: Mapping[str, str] | None
+    topic: str | None
     provider: str | None
     reason: str | None
     code: str | None

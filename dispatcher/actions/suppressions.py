@@ -22,6 +22,7 @@ from dispatcher.domain.suppression import (
     Suppression,
     SuppressionReason,
 )
+from dispatcher.domain.text import MAX_TOPIC_CHARACTERS, TOPIC_PATTERN
 
 MAX_RECIPIENTS: Final = 1000
 MAX_STOPPED: Final = 1000
@@ -54,6 +55,9 @@ KIND: Final = one_of(SuppressionReason)
 _NOTE: Final = text(
     MAX_NOTE_CHARACTERS, PRINTABLE, f"must be at most {MAX_NOTE_CHARACTERS} printable characters", least=0
 )
+TOPIC: Final = text(
+    MAX_TOPIC_CHARACTERS, f"^{TOPIC_PATTERN}$", "must be the name of a topic, such as newsletter", "TOPIC"
+)
 _OWN: Final = (
     "The tenant; by default the tenant of the key, or `default`. Each tenant has its own suppressed recipients."
 )
@@ -75,11 +79,12 @@ class ListSuppressions(
     constants: ClassVar = {"examined": 20_000}
     tenant_id: str | None = field(TENANT, _ONLY, default=None)
     kind: SuppressionReason | None = field(KIND, "Only entries of this kind.", default=None)
+    topic: str | None = field(TOPIC, "Only entries for this topic.", default=None)
     since: datetime | None = field(SINCE, "Only entries made since this time.", default=None)
     limit: int = field(whole(1, 1000), "The most entries per page.", default=50)
 
     nothing = "No such recipient is suppressed."
-    missing: ClassVar = {"expires_at": "for ever"}
+    missing: ClassVar = {"topic": "all", "expires_at": "for ever"}
     examples = ("suppressions list --kind complaint", "suppressions list --tenant shop --since 3d")
 
     async def none_found(self, source: Any) -> str:
@@ -93,7 +98,7 @@ class ListSuppressions(
 
 
 class LookUp(Listing[Suppression], name="suppressions look-up", reach=Reach.ANY_TENANT):
-    """The entries that suppress a recipient: its own entry; for an address, also its domain's entry.
+    """The entries that suppress a recipient, for all emails or for a topic: its own; for an address, also its domain's.
 
     Has no HTTP operation, because an address must not be in a URL.
     """
@@ -130,6 +135,7 @@ class AddSuppressions(
     recipients: tuple[str, ...] = field(RECIPIENTS, "Addresses, and domains such as example.org.")
     tenant_id: str | None = field(TENANT, _OWN, default=None)
     kind: SuppressionReason = field(KIND, "Why the recipients get no email.", default=SuppressionReason.MANUAL)
+    topic: str | None = field(TOPIC, "Only emails with this topic are stopped.  [default: all emails]", default=None)
     days: int | None = field(whole(1, MAX_DAYS), "The entry ends after N days.  [default: never]", default=None)
     expires_at: datetime | None = field(INSTANT, "The entry ends at this time.  [default: never]", default=None)
     note: str | None = field(_NOTE, "A note for operators, without addresses.", default=None)
@@ -153,7 +159,7 @@ class AddSuppressions(
         note = scrub(self.note) or None if self.note else None
         ends = datetime.now(UTC) + timedelta(days=self.days) if self.days else self.expires_at
         return parameters_of(
-            [Entry.of(Recipient.parse(each), hasher, self.kind, note, ends) for each in self.recipients]
+            [Entry.of(Recipient.parse(each), hasher, self.kind, note, ends, self.topic) for each in self.recipients]
         )
 
 
@@ -161,6 +167,8 @@ class RemoveSuppressions(
     Change[RemovedSuppressions], name="suppressions remove", http="DELETE /v1/suppressions", reach=Reach.ONE_TENANT
 ):
     """Let recipients get emails again. The tenant's next emails go to them. Name them, or give their entries' ids.
+
+    Recipients that you name without a topic lose only their entries for all emails: what they left stays left.
 
     Emails that failed because all their recipients were suppressed stay failed, until you replay them. Their ids are
     `stopped_email_ids`, oldest first: `POST /v1/replays` with these ids sends each of them once.
@@ -173,6 +181,9 @@ class RemoveSuppressions(
         default=None,
         option="--id",
     )
+    topic: str | None = field(
+        TOPIC, "The topic of the entries of `recipients`.  [default: the entries for all emails]", default=None
+    )
     tenant_id: str | None = field(TENANT, _OWN, default=None)
 
     arguments = ("recipients",)
@@ -184,7 +195,7 @@ class RemoveSuppressions(
         from dispatcher.ops.suppressions import find_stopped, hashes_of
         from dispatcher.store.suppressions import delete_suppressions
 
-        hashes = await hashes_of(source, self.recipients or ())
+        hashes = await hashes_of(source, self.recipients or (), topic=self.topic)
         why = {name: parameters[name] for name in ("tenant_id", "actor", "reason")}
         removed = await delete_suppressions(source, address_hashes=hashes, ids=self.ids or (), **why)
         stopped = await find_stopped(source, parameters["tenant_id"], [*hashes, *removed])

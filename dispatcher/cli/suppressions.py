@@ -35,6 +35,7 @@ _REPLAY: Final = "repeat this command with --replay"
 _REPLAY_IDS: Final = "use `dispatcher dlq replay` with their ids"
 _TENANT: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["tenant_id"])
 _KIND: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["kind"])
+_TOPIC: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["topic"])
 
 
 def _commands() -> click.Group:
@@ -108,11 +109,12 @@ def _remove(
         for each in recipients:
             found = await run(session, actions.LookUp(recipient=each, tenant_id=tenant_id), who)
             entries |= {entry.id: entry for entry in found}
-        return list(entries.values()), await find_stopped(session, tenant_id, await hashes_of(session, recipients))
+        hashes = await hashes_of(session, recipients, topic=asked.topic)
+        return list(entries.values()), await find_stopped(session, tenant_id, hashes)
 
     entries, stopped = run_with_session("suppressions", look, settings)
     if dry_run:
-        _show_removal(entries, stopped, as_json=as_json)
+        _show_removal([each for each in entries if each.topic == asked.topic], stopped, as_json=as_json)
         return Exit.DONE
     if replay and stopped:
         _say_stopped(stopped)
@@ -120,8 +122,9 @@ def _remove(
     removed = run_with_session("suppressions", lambda session: run(session, asked, who), settings)
     say(f"Removed {counted(removed.removed, 'suppressed recipient')}.")
     for entry in entries:
-        if entry.is_domain and entry.recipient not in recipients:
-            say(f"The domain {entry.recipient} is still suppressed, with all its addresses.")
+        if entry.topic != asked.topic or (entry.is_domain and entry.recipient not in recipients):
+            what = f"The domain {entry.recipient}, with all its addresses," if entry.is_domain else entry.recipient
+            say(f"{what} is still suppressed for {_emails_of(entry)}.")
     if replay and stopped:
         from dispatcher.cli.dlq_replay import replay_ids
         from dispatcher.ops.acts import Act
@@ -147,10 +150,14 @@ def _show_removal(entries: list[Suppression], stopped: list[UUID], *, as_json: b
         print_json({"suppressions": [entry.id for entry in entries], "stopped_email_ids": stopped})
         return
     for entry in entries:
-        say(f"{entry.recipient}: {entry.kind}, since {entry.created_at:%Y-%m-%d %H:%M %Z}.")
+        say(f"{entry.recipient}: {entry.kind}, for {_emails_of(entry)}, since {entry.created_at:%Y-%m-%d %H:%M %Z}.")
     if not entries:
         say(actions.LookUp.nothing)
     _say_stopped(stopped)
+
+
+def _emails_of(entry: Suppression) -> str:
+    return "all emails" if entry.topic is None else f"emails with the topic {entry.topic}"
 
 
 def _say_stopped(stopped: list[UUID]) -> None:
@@ -162,12 +169,20 @@ def _say_stopped(stopped: list[UUID]) -> None:
 command: Final = _commands()
 
 
-@command.command("import", params=[_TENANT, _KIND])
+@command.command("import", params=[_TENANT, _KIND, _TOPIC])
 @click.argument("file", type=click.File("r", encoding="utf-8-sig", errors="replace"), metavar="FILE|-")
 @audit_options()
 @click.option("--dry-run", is_flag=True, help="Only check the file; change nothing.")
 @json_option()
-def import_(file: TextIO, tenant_id: str | None, kind: str | None, act: Act, dry_run: bool, as_json: bool) -> int:
+def import_(
+    file: TextIO,
+    tenant_id: str | None,
+    kind: str | None,
+    topic: str | None,
+    act: Act,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
     """Suppress the recipients in a file.
 
     \b
@@ -176,18 +191,21 @@ def import_(file: TextIO, tenant_id: str | None, kind: str | None, act: Act, dry
       cut -f1 list.tsv | dispatcher suppressions import - --reason "customers who left"
 
     The file has one address or domain per line, or it is CSV with a heading line. The CSV columns are recipient (which
-    may also be named address, email or domain), kind, note and expires_at. The output of `dispatcher suppressions
-    export` can be imported, too. The command reports each invalid line by its number, and adds all valid lines.
+    may also be named address, email or domain), kind, topic, note and expires_at. The output of `dispatcher
+    suppressions export` can be imported, too. The command reports each invalid line by its number, and adds all valid
+    lines.
 
     Exit codes: 0 done, 1 every line was refused, 3 some lines were refused.
     """
-    asked = face.read_options(actions.ListSuppressions, {"tenant_id": tenant_id, "kind": kind})
+    asked = face.read_options(actions.ListSuppressions, {"tenant_id": tenant_id, "kind": kind, "topic": topic})
     from dispatcher.ops.suppressions import import_lines
 
     tenant_id, reason = asked.tenant_id or DEFAULT_TENANT, asked.kind or SuppressionReason.MANUAL
     done = run_with_session(
         "suppressions",
-        lambda session: import_lines(session, tenant_id, file, None if dry_run else act, reason=reason),
+        lambda session: import_lines(
+            session, tenant_id, file, None if dry_run else act, reason=reason, topic=asked.topic
+        ),
     )
     if as_json:
         print_json(done)

@@ -72,6 +72,7 @@ class Email(Message):
         raw: bytes | None = None,
         tags: Sequence[str] = (),
         metadata: Mapping[str, str] = rules.NO_METADATA,
+        topic: str | None = None,
         tenant_id: str = DEFAULT_TENANT,
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
@@ -254,6 +255,8 @@ class Email(Message):
             parts += ["lane", self.lane]
         if self.metadata:
             parts += self.metadata_parts()
+        if self.topic is not None:
+            parts += ["topic", self.topic]
         if self.attachments or self.calendar or self.raw:
             parts += self._file_parts()
         return sha256((text + _with_lengths(parts)).encode()).digest()

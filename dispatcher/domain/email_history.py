@@ -61,6 +61,7 @@ class EmailRow:
     status: Status
     delivery: Delivery | None
     lane: str
+    topic: str | None
     wait_until: datetime | None
     wait_reason: str | None
     send_at: datetime | None
@@ -219,6 +220,7 @@ class EmailStatus(ListedEmail):
         waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
     """
 
+    topic: str | None = None
     delivered_recipients: str | None = None
     resent_from: UUID | None = None
     resent_as: Sequence[UUID] | None = None

@@ -24,8 +24,10 @@ from dispatcher.domain.text import (
     MAX_KEY_CHARACTERS,
     MAX_METADATA_CHARACTERS,
     MAX_TENANT_CHARACTERS,
+    MAX_TOPIC_CHARACTERS,
     METADATA_KEY_PATTERN,
     TENANT_PATTERN,
+    TOPIC_PATTERN,
     body_fault,
     header_fault,
     shown,
@@ -110,6 +112,14 @@ def tenant_id(field: str, value: object) -> str:
         raise InvalidEmail(field, f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
     if not re.fullmatch(TENANT_PATTERN, text):
         raise InvalidEmail(field, "must begin with an ASCII letter or digit; letters, digits and . _ : - may follow")
+    return text
+
+
+def topic(field: str, value: object) -> str:
+    text = string(field, value)
+    if not re.fullmatch(TOPIC_PATTERN, text):
+        most = f"at most {MAX_TOPIC_CHARACTERS} lower-case ASCII letters, digits and . _ -"
+        raise InvalidEmail(field, f"must be the name of a topic, such as newsletter: {most}, a letter or digit first")
     return text
 
 

@@ -34,6 +34,11 @@ class EventKind(StrEnum):
     CLICKED = "clicked"
 
 
+OF_TOPIC: Final = "group"
+"""The code of an event `unsubscribed`, if the recipient left only emails of one kind: the topic of the email. Without
+this code, the recipient wants no email of the sender."""
+
+
 class Bounce(StrEnum):
     """How permanent a bounce is. The value of `email_event.bounce`."""
 
@@ -240,7 +245,8 @@ class OutgoingEvent:
     `event_id` is the same in each delivery, so that a receiver can ignore repetitions. `reason` is a
     `domain.outcome.Reason`, `code` the status code of the provider or the recipient's server, `bounce` is `hard`,
     `soft` or `blocked`. `address_hash` is None if the event is about all recipients. `happened_at`, by the provider's
-    clock, is None for a change of status. `metadata` is None if the email has none, or its content was deleted.
+    clock, is None for a change of status. `metadata` is None if the email has none, or its content was deleted. `topic`
+    is what the recipient left; None if the recipient left all topics, or if this is no event `unsubscribed`.
     """
 
     event_id: UUID
@@ -257,6 +263,7 @@ class OutgoingEvent:
     happened_at: datetime | None
     created_at: datetime
     metadata: Mapping[str, str] | None = None
+    topic: str | None = None
 
     def document(self, recipients: Sequence[str] | None = None) -> dict[str, Any]:
         """The event as JSON, with these addresses: `type`, `timestamp` and `data`, according to Standard Webhooks."""
@@ -266,6 +273,7 @@ class OutgoingEvent:
             "message_key": self.message_key,
             "correlation_id": self.correlation_id,
             "metadata": self.metadata,
+            "topic": self.topic,
             "provider": self.provider,
             "reason": self.reason,
             "code": self.code,

@@ -39,6 +39,7 @@ from dispatcher.domain.text import (
     MAX_TENANT_CHARACTERS,
     METADATA_KEY_PATTERN,
     TENANT_PATTERN,
+    TOPIC_PATTERN,
     body_fault,
     shown,
     unknown_fault,
@@ -128,6 +129,10 @@ _METADATA: Final = Kind(
     },
     encode=dict,
     metavar="KEY=VALUE",
+)
+_TOPIC: Final = Kind(
+    rules.topic,
+    {"type": "string", "pattern": f"^{TOPIC_PATTERN}$", "examples": ["newsletter"]},
 )
 _POLICY: Final = Kind(rules.policy, {"type": "string", "enum": list(map(str, OnUncertain))}, encode=str)
 _FLAG: Final = Kind(rules.flag, {"type": "boolean"})
@@ -245,6 +250,11 @@ class Message:
         "Your own keys and values, such as `order=4711`, to find the email and to recognize its events. Lists, events "
         "and webhooks show them, so use no personal data.",
         rules.NO_METADATA,
+    )
+    topic: str | None = stated_as(
+        _TOPIC,
+        "What a recipient can unsubscribe from without losing your other emails, such as `newsletter`. Leave it out "
+        "for receipts and codes.",
     )
     tenant_id: str = stated_as(
         _TENANT,

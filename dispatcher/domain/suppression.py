@@ -83,6 +83,7 @@ class Suppression:
     recipient: str  # `j•••@example.com`, or the domain
     is_domain: bool
     kind: SuppressionReason
+    topic: str | None  # None: every topic, and emails without topic
     created_at: datetime
     expires_at: datetime | None
     # the email whose event suppressed the recipient; None if no event did: an operator, an application or an import

@@ -69,6 +69,9 @@ MAX_METADATA_CHARACTERS: Final = 256
 METADATA_KEY_PATTERN: Final = "[A-Za-z0-9_.-]{1,64}"
 DEFAULT_TENANT: Final = "default"
 TENANT_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._:-]*"
+MAX_TOPIC_CHARACTERS: Final = 64
+TOPIC_PATTERN: Final = f"[a-z0-9][a-z0-9._-]{{0,{MAX_TOPIC_CHARACTERS - 1}}}"
+"""The name of a topic. Lower case only, because a recipient who left `news` must not get `News`."""
 
 
 def shown(name: object) -> str:

@@ -29,7 +29,7 @@ from itertools import islice
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import OF_TOPIC, Bounce, EventKind, ProviderEvent
 from dispatcher.domain.provider_text import NAME_CHARACTERS, PRIVATE_WORD
 from dispatcher.domain.scrub import scrub
 from dispatcher.events.bounce_class import ENHANCED, REPLY, classify, is_vague
@@ -70,11 +70,12 @@ _ACTIONS: Final = {
 }
 """The kind of event for each action of RFC 3464, section 2.3.3. Any other action means a failure. `relayed` means that
 the email was passed to a server that sends no DSN. If there is no action, the first digit of the status decides."""
+_OF_LIST: Final = "opt-out-list"
 _FEEDBACK: Final = {
     "abuse": EventKind.COMPLAINED,
     "fraud": EventKind.COMPLAINED,
     "opt-out": EventKind.UNSUBSCRIBED,
-    "opt-out-list": EventKind.UNSUBSCRIBED,
+    _OF_LIST: EventKind.UNSUBSCRIBED,
     "not-spam": EventKind.DELIVERED,
 }
 """The kind of event for each type of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as
@@ -282,10 +283,11 @@ def _copies(parts: Sequence[Message]) -> Iterator[Message]:
 
 
 def _of_feedback(part: Message | None, copies: Sequence[Message], known: Known) -> _Finding:
-    kind, addresses = EventKind.COMPLAINED, set[str]()
+    kind, addresses, code = EventKind.COMPLAINED, set[str](), None
     if part is not None:
         report = next((block for block in _status_blocks(part) if "Feedback-Type" in block), part)
-        kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
+        feedback = field(report, "Feedback-Type").lower()
+        kind, code = _FEEDBACK.get(feedback, EventKind.ACCEPTED), OF_TOPIC if feedback == _OF_LIST else None
         addresses = _addresses_in([report], _NAMED_IN_REPORT, known)
     if addresses.isdisjoint(known):
         addresses = _addresses_in(copies, _NAMED_IN_COPY, known).intersection(known) or addresses
@@ -293,7 +295,7 @@ def _of_feedback(part: Message | None, copies: Sequence[Message], known: Known) 
     # recipient complained, so the event names no recipient.
     found = [each for each in known if each in addresses] or known
     recipient = found[0] if len(found) == 1 and len(addresses) <= 1 else None
-    return _Finding(kind, recipient, is_sent_to=recipient is not None)
+    return _Finding(kind, recipient, is_sent_to=recipient is not None, status=code)
 
 
 def _addresses_in(blocks: Sequence[Message], names: Sequence[str], known: Known) -> set[str]:

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
-from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import OF_TOPIC, Bounce, EventKind, ProviderEvent
 from dispatcher.errors import ConfigurationError
 from dispatcher.events import fields
 from dispatcher.events.contract import EventsRefused, ParsedEvents, Refusal, Skipped
@@ -125,7 +125,7 @@ def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
         return Skipped.FOREIGN
     if happened_at is None:
         return Skipped.MALFORMED
-    code = "group" if name == "group_unsubscribe" else fields.code(given.get("status"), given.get("response"))
+    code = OF_TOPIC if name == "group_unsubscribe" else fields.code(given.get("status"), given.get("response"))
     return (
         ProviderEvent(
             email_id=email_id,

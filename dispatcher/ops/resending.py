@@ -51,6 +51,7 @@ class Resendable:
     was_uncertain: bool
     was_partly_delivered: bool
     lane: str
+    topic: str | None
     on_uncertain: str | None
     correlation_id: str | None
     expires_at: datetime | None
@@ -145,7 +146,7 @@ def _copy(
     if content.channel != EMAIL_CHANNEL:
         raise InvalidEmail("channel", f"is {content.channel}; only emails and SMS can be resent")
     names = ("subject", "html", "template_id", "template_data", "cc", "bcc", "reply_to")
-    given |= {name: getattr(content, name) for name in names}
+    given |= {name: getattr(content, name) for name in names} | {"topic": found.topic}
     given["attachments"] = [
         Attachment(each.filename, each.content_type, each.content, each.content_id) for each in content.attachments
     ]

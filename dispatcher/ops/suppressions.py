@@ -10,13 +10,14 @@ from itertools import chain, islice
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain import email_rules as rules
 from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops.acts import Act
 from dispatcher.store import suppressions
-from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher
+from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher, hash_with_topic
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.recipients import find_recipients
 from dispatcher.store.statements import Source
@@ -46,25 +47,30 @@ class Imported:
     refused: list[RefusedLine] = field(default_factory=list)
 
 
-async def hashes_of(source: Source, recipients: Iterable[str], *, with_domains: bool = False) -> list[bytes]:
+async def hashes_of(
+    source: Source, recipients: Iterable[str], *, topic: str | None = None, with_domains: bool = False
+) -> list[bytes]:
     """The hashes under which recipients are stored; `with_domains` also those of the domains of addresses."""
     hasher = await AddressHasher.open(source)
     hashes = [hash_of(Recipient.parse(each), hasher) for each in recipients]
+    if topic is not None:
+        hashes = [hash_with_topic(each, topic) for each in hashes]
     return [*hashes, *map(hasher.hash_domain, recipients)] if with_domains else hashes
 
 
-async def unsubscribe(session: AsyncSession, token: str) -> bool:
-    """Suppresses the recipient of a token from an email's List-Unsubscribe header. Idempotent.
+async def unsubscribe(session: AsyncSession, token: str, *, is_whole: bool) -> list[str | None]:
+    """Suppresses the recipient of a token from an email's List-Unsubscribe header: for the topic of the email; for all
+    emails of its tenant if it has none, or if `is_whole`. Idempotent.
 
-    False if the token is not genuine, or its email no longer exists.
+    Returns this topic; empty if the token is not genuine, or its email no longer exists.
     """
     hasher = await AddressHasher.open(session)
     if (found := hasher.read_unsubscribe_token(token)) is None:
-        return False
+        return []
     email_id, address_hash = found
     addresses = (await find_recipients(session, [email_id])).get(email_id, ())
     masked = next((Recipient.parse(each).masked for each in addresses if hasher.hash(each) == address_hash), "•••")
-    return await suppressions.insert_unsubscribe(session, email_id, address_hash, masked)
+    return await suppressions.insert_unsubscribe(session, email_id, address_hash, masked, is_whole=is_whole)
 
 
 async def opt_out(source: Source, number: str, message_id: str) -> None:
@@ -105,11 +111,9 @@ async def find_stopped(source: Source, tenant_id: str, hashes: Collection[bytes]
     found: list[UUID] = []
     after: UUID | None = None
     while page := await suppressions.list_stopped(source, tenant_id, after=after, limit=BATCH):
-        for email_id, lists in page:
+        for email_id, lists, topic in page:
             addresses = chain.from_iterable(lists.get(name, ()) for name in ("to", "cc", "bcc"))
-            if not wanted.isdisjoint(
-                each for text in addresses for each in (hasher.hash(text), hasher.hash_domain(text))
-            ):
+            if not wanted.isdisjoint(each for text in addresses for each in hasher.suppressing_hashes(text, topic)):
                 found.append(email_id)
         after = page[-1][0]
     return found
@@ -122,13 +126,15 @@ async def import_lines(
     act: Act | None,
     *,
     reason: SuppressionReason = SuppressionReason.MANUAL,
+    topic: str | None = None,
 ) -> Imported:
     """Suppresses the recipients in a CSV file with a heading, or in a file with one address or domain per line.
 
-    Without an act, only checks the lines. `reason` is for entries without a value in the column `kind`.
+    Without an act, only checks the lines. `reason` and `topic` are for entries without a value in the column
+    `kind` or `topic`.
     """
     done = Imported()
-    read = read_entries(lines, await AddressHasher.open(source), reason)
+    read = read_entries(lines, await AddressHasher.open(source), reason, topic)
     while part := list(islice(read, BATCH)):
         entries = [each for each in part if isinstance(each, Entry)]
         done.valid += len(entries)
@@ -142,7 +148,7 @@ async def import_lines(
 
 
 def read_entries(
-    lines: Iterable[str], hasher: AddressHasher, reason: SuppressionReason
+    lines: Iterable[str], hasher: AddressHasher, reason: SuppressionReason, topic: str | None = None
 ) -> Iterator[Entry | RefusedLine]:
     """The entry of each line, or why the line is refused. Ignores blank lines."""
     reader = csv.reader(lines)
@@ -159,7 +165,7 @@ def read_entries(
             if names is lowered:
                 continue
         try:
-            yield _entry(dict(zip(names, cells, strict=False)), hasher, reason)
+            yield _entry(dict(zip(names, cells, strict=False)), hasher, reason, topic)
         except InvalidEmail as error:
             yield RefusedLine(reader.line_num, f"{error.field} {error.reason}")
         except ValueError as error:
@@ -177,7 +183,7 @@ def _rows(reader: Iterator[list[str]]) -> Iterator[list[str] | None]:
             yield None
 
 
-def _entry(cells: dict[str, str], hasher: AddressHasher, reason: SuppressionReason) -> Entry:
+def _entry(cells: dict[str, str], hasher: AddressHasher, reason: SuppressionReason, topic: str | None) -> Entry:
     given = {name: cell.strip() for name, cell in cells.items() if cell.strip()}
     if "kind" in given:
         try:
@@ -189,12 +195,12 @@ def _entry(cells: dict[str, str], hasher: AddressHasher, reason: SuppressionReas
         expires_at = parse_instant(given["expires_at"]) if "expires_at" in given else None
     except ValueError as error:
         raise ValueError(f"expires_at {error}") from None
+    topic = rules.topic("topic", given["topic"]) if "topic" in given else topic
     text = next((given[name] for name in _NAMES if name in given), "")
     if "hash" in given:
-        return Entry(
-            _hash(given["hash"]), given.get("is_domain") == "true", scrub_masked(text), reason, note, expires_at
-        )
-    return Entry.of(Recipient.parse(text), hasher, reason, note, expires_at)
+        is_domain, masked = given.get("is_domain") == "true", scrub_masked(text)
+        return Entry(_hash(given["hash"]), is_domain, masked, reason, note, expires_at, topic)
+    return Entry.of(Recipient.parse(text), hasher, reason, note, expires_at, topic)
 
 
 def _hash(text: str) -> bytes:

@@ -58,6 +58,11 @@ class AddressHasher:
         domain = normalised(address_or_domain).rpartition("@")[2]
         return self._digest(f"@{domain}")
 
+    def suppressing_hashes(self, address: str, topic: str | None) -> list[bytes]:
+        """The hashes of the entries that suppress an address for emails with a topic, or for those without (None)."""
+        hashes = [self.hash(address), self.hash_domain(address)]
+        return hashes if topic is None else [*hashes, *(hash_with_topic(each, topic) for each in hashes)]
+
     def unsubscribe_token(self, email_id: UUID, address: str) -> str:
         """A token of 64 characters for the unsubscribe link of one recipient of an email. Only who has the database's
         secret key can create it, so a request with the token comes from a link in this email."""
@@ -101,6 +106,11 @@ class AddressHasher:
         inner.update(text.encode())
         outer.update(inner.digest())
         return outer.digest()[:HASH_OCTETS]
+
+
+def hash_with_topic(address_hash: bytes, topic: str) -> bytes:
+    """The `address_hash` of an entry with a topic; see `entry_key` in suppression.sql."""
+    return sha256(address_hash + topic.encode()).digest()[:HASH_OCTETS]
 
 
 def is_unsubscribe_token(text: str) -> bool:

@@ -28,7 +28,7 @@ _COLUMNS: Final = (
     *("email_id", "tenant_id", "message_key", "payload_hash", "on_uncertain", "correlation_id", "traceparent"),
     *("sender", "recipients", "subject", "text_body", "html_body", "template_id", "template_data", "headers", "tags"),
     "metadata",
-    *("attachment_count", "octets", "ignore_suppression", "send_at", "expires_at", "channel", "lane"),
+    *("attachment_count", "octets", "ignore_suppression", "send_at", "expires_at", "channel", "lane", "topic"),
     *("sender_address", "sender_domain"),
 )
 _BINARY: Final = frozenset({"email_id", "payload_hash", "text_body", "html_body"})
@@ -139,6 +139,7 @@ def _row(item: Draft) -> tuple[Any, ...]:
         email.expires_at and email.expires_at.isoformat(),
         TEST_CHANNEL if item.is_test else None if email.channel == EMAIL_CHANNEL else email.channel,
         item.lane,
+        email.topic,
         address,
         address[address.rindex("@") :] if "@" in address else None,
     )

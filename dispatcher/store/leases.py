@@ -72,6 +72,7 @@ class Lease(NamedTuple):
     pinned_seconds: float | None = None  # since the first attempt with an unknown outcome began; None if not pinned
     expires_in: float | None = None  # the seconds until the email expires: no attempt may begin later; None: never
     tenant_id: str = "default"  # the tenant's suppressions apply to the email
+    topic: str | None = None  # also suppressions for this topic
     limits: RetryLimits | None = None  # the email's own; None if there are none and redelivery is off
     # See `PartialDelivery.codes`; empty unless an earlier attempt delivered the email in part.
     recipient_outcomes: Mapping[int, str | None] = _NO_OUTCOMES
@@ -218,7 +219,7 @@ class LeaseStore:
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
-            names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id")
+            names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id", "topic")
             lease = lease._replace(**dict(zip(names, others, strict=True)), limits=limits_in(limits))
             return (await self._with_outcomes([lease]))[0]
         return None
@@ -404,10 +405,10 @@ def _recipient_columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart, pinned_to, pinned_seconds, expires_in, tenant_id, limits, due_since = row[-7:]
+    octets_apart, pinned_to, pinned_seconds, expires_in, tenant_id, topic, limits, due_since = row[-8:]
     octets_apart = octets_apart or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-7])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-8])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -425,6 +426,7 @@ def _lease(row: Row) -> Lease:
         pinned_seconds,
         expires_in,
         tenant_id,
+        topic,
         None if limits is None else limits_in(limits),
     )
 

@@ -80,7 +80,7 @@ class SuppressionReader:
         """Suppresses recipients of an email for the email's tenant, with the reason `unsubscribe`. Idempotent.
         `masked`: the masked address of each recipient (see `Recipient.masked`), by the hash of the address."""
         for address_hash, text in masked.items():
-            await insert_unsubscribe(self._pool, email_id, address_hash, text)
+            await insert_unsubscribe(self._pool, email_id, address_hash, text, is_whole=True)
 
 
 def _read(rows: Sequence[Row]) -> SuppressionsRead:
@@ -104,6 +104,7 @@ class Entry:
     reason: SuppressionReason
     note: str | None = None
     expires_at: datetime | None = None
+    topic: str | None = None
 
     @classmethod
     def of(
@@ -113,9 +114,10 @@ class Entry:
         reason: SuppressionReason,
         note: str | None = None,
         expires_at: datetime | None = None,
+        topic: str | None = None,
     ) -> Entry:
         hashed = hash_of(recipient, hasher)
-        return cls(hashed, recipient.is_domain, recipient.masked, reason, note, expires_at)
+        return cls(hashed, recipient.is_domain, recipient.masked, reason, note, expires_at, topic)
 
 
 def hash_of(recipient: Recipient, hasher: AddressHasher) -> bytes:
@@ -133,11 +135,13 @@ class Exported(NamedTuple):
     source_email_id: UUID | None
     is_domain: str
     hash: str
+    topic: str | None
 
 
 def parameters_of(entries: Sequence[Entry]) -> dict[str, Any]:
-    """The parameters of `insert_suppressions` for entries; of several entries for a recipient, only the last one."""
-    unique = {entry.address_hash: entry for entry in entries}.values()
+    """The parameters of `insert_suppressions` for entries; of several entries for a recipient and topic, only the
+    last one."""
+    unique = {(entry.address_hash, entry.topic): entry for entry in entries}.values()
     return {
         "address_hashes": [entry.address_hash for entry in unique],
         "are_domains": [entry.is_domain for entry in unique],
@@ -145,6 +149,7 @@ def parameters_of(entries: Sequence[Entry]) -> dict[str, Any]:
         "reasons": [entry.reason.value for entry in unique],
         "notes": [entry.note for entry in unique],
         "expire_ats": [entry.expires_at for entry in unique],
+        "topics": [entry.topic for entry in unique],
     }
 
 
@@ -158,7 +163,9 @@ async def insert_suppressions(
 
 
 @statement
-async def insert_unsubscribe(source: Source, email_id: UUID, address_hash: bytes, masked: str) -> bool: ...
+async def insert_unsubscribe(
+    source: Source, email_id: UUID, address_hash: bytes, masked: str, *, is_whole: bool
+) -> list[str | None]: ...
 @statement
 async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: str) -> None: ...
 @statement
@@ -178,4 +185,4 @@ async def export_suppressions(
 @statement
 async def list_stopped(
     source: Source, tenant_id: str, *, after: UUID | None, limit: int
-) -> list[tuple[UUID, dict[str, list[str]]]]: ...
+) -> list[tuple[UUID, dict[str, list[str]], str | None]]: ...

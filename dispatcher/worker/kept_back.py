@@ -45,15 +45,15 @@ class GuardedRecipients(SuppressedRecipients):
         if settings.redirect_to:
             self._addresses.add(normalised(settings.redirect_to))
 
-    def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
-        return super().may_concern(email, tenant_id) or bool(self._foreign(email))
+    def may_concern(self, email: OutgoingEmail, tenant_id: str, topic: str | None) -> bool:
+        return super().may_concern(email, tenant_id, topic) or bool(self._foreign(email))
 
-    async def find(self, email: OutgoingEmail) -> Mapping[int, str]:
+    async def find(self, email: OutgoingEmail, topic: str | None) -> Mapping[int, str]:
         foreign = dict.fromkeys(self._foreign(email), Reason.KEPT_BACK.value)
         metrics.SUPPRESSED_RECIPIENTS.add(len(foreign), Reason.KEPT_BACK.value)
         if len(foreign) == len((*email.to, *email.cc, *email.bcc)):
             return foreign
-        return {**await super().find(email), **foreign}
+        return {**await super().find(email, topic), **foreign}
 
     def redirected(self, email: OutgoingEmail) -> OutgoingEmail:
         """The email to DISPATCHER_REDIRECT_TO alone, if a recipient is not allowed. An allowed recipient gets no copy

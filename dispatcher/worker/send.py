@@ -157,7 +157,7 @@ class SendStage:
         content = email.content
         if content is None or email.lease.recipient_outcomes:
             return None
-        if self._suppressed.may_concern(content, email.lease.tenant_id):
+        if self._suppressed.may_concern(content, email.lease.tenant_id, email.lease.topic):
             return None
         self._add_headers(email)
         return self._attempts.begin(email)
@@ -212,13 +212,14 @@ class SendStage:
         """Makes one attempt without the suppressed recipients, and those who need no further attempt."""
         email.suppressed = None
         content, done, is_redirected = email.content, email.lease.recipient_outcomes, False
+        topic = email.lease.topic
         if content is not None and (
-            (may_concern := self._suppressed.may_concern(content, email.lease.tenant_id)) or done
+            (may_concern := self._suppressed.may_concern(content, email.lease.tenant_id, topic)) or done
         ):
             if may_concern and not done:
                 is_redirected = (redirected := self._suppressed.redirected(content)) is not content
                 content = redirected
-            found = await self._suppressed.find(content) if may_concern else {}
+            found = await self._suppressed.find(content, topic) if may_concern else {}
             suppressed = {position: why for position, why in found.items() if position not in done}
             shown = without_recipients(content, suppressed)
             email.content = without_recipients(content, {**suppressed, **done})

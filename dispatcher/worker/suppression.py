@@ -29,7 +29,7 @@ from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import DispatcherError, StatementRefused
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.lifecycle import raise_on_stray_cancel
-from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.address_hashes import AddressHasher, hash_with_topic
 from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.suppressions import SuppressionReader, number_of
 from dispatcher.telemetry import metrics
@@ -55,8 +55,8 @@ NO_POSITIONS: Final[Positions] = MappingProxyType({})
 
 
 class Question(NamedTuple):
-    """An email with a recipient that may be suppressed. `hashes`: for each recipient, its position with the hash of its
-    address, and with the hash of the address's domain. `answer`: a future of the suppressed recipients."""
+    """An email with a recipient that may be suppressed. `hashes`: for each recipient, its position with each of
+    `AddressHasher.suppressing_hashes`. `answer`: a future of the suppressed recipients."""
 
     email_id: UUID
     hashes: list[tuple[int, bytes]]
@@ -105,7 +105,7 @@ class SuppressedRecipients:
             group.create_task(raise_on_stray_cancel(self._refresh))
             group.create_task(raise_on_stray_cancel(self._questions.run, self._answer))
 
-    def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
+    def may_concern(self, email: OutgoingEmail, tenant_id: str, topic: str | None) -> bool:
         """Whether a recipient is perhaps suppressed for this tenant: then call `find`. Nearly always False; needs no
         I/O."""
         self._is_asked = True
@@ -117,24 +117,27 @@ class SuppressedRecipients:
         if known is None:
             return False
         for address in (*email.to, *email.cc, *email.bcc) if email.cc or email.bcc else email.to:
-            if hasher.hash(address) in known:
+            address_hash = hasher.hash(address)
+            if address_hash in known or (topic is not None and hash_with_topic(address_hash, topic) in known):
                 return True
-            if known.has_domains and self._domain_hash(address[address.rfind("@") :]) in known:
-                return True
+            if known.has_domains:
+                domain_hash = self._domain_hash(address[address.rfind("@") :])
+                if domain_hash in known or (topic is not None and hash_with_topic(domain_hash, topic) in known):
+                    return True
         return False
 
     def redirected(self, email: OutgoingEmail) -> OutgoingEmail:
         """The email as this host sends it; see `kept_back`."""
         return email
 
-    async def find(self, email: OutgoingEmail) -> Positions:
+    async def find(self, email: OutgoingEmail, topic: str | None) -> Positions:
         """The suppressed recipients and why, by position from 1 over To, Cc and Bcc. Raises StatementRefused."""
         await self._is_read.wait()
         assert self.hasher is not None
         hashes = [
             (position, address_hash)
             for position, address in enumerate((*email.to, *email.cc, *email.bcc), 1)
-            for address_hash in (self.hasher.hash(address), self.hasher.hash_domain(address))
+            for address_hash in self.hasher.suppressing_hashes(address, topic)
         ]
         answer: asyncio.Future[Positions] = asyncio.get_running_loop().create_future()
         self._questions.add(Question(email.email_id, hashes, answer))

@@ -3,7 +3,7 @@
 -- the email belongs to it. Zero rows: there is no such email.
 select
     email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, delivery::text, lane,
-    wait_until, wait_reason, due_since as send_at, expires_at, redelivery_count, attempt_count, attempt_base,
+    topic, wait_until, wait_reason, due_since as send_at, expires_at, redelivery_count, attempt_count, attempt_base,
     was_uncertain, crash_count, on_uncertain, correlation_id, traceparent, error_type, last_error, provider,
     provider_message_id, locked_by, nullif(locked_until, 'epoch') as locked_until, created_at,
     published_at, leased_at, sent_at, settled_at, publish_due_at, dead_letter_due_at, dead_lettered_at,

@@ -20,14 +20,14 @@
 -- exactly the argument types that pg_catalog declares, and PostgreSQL finds no better match in another schema.
 with input (
     email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent, send_at, expires_at,
-    channel, lane, sender_address, sender_domain
+    channel, lane, topic, sender_address, sender_domain
 ) as (
     select *
     from unnest(
         %(email_id)b::uuid[], %(tenant_id)s::text[], %(message_key)s::text[], %(payload_hash)b::bytea[],
         %(on_uncertain)s::text[], %(correlation_id)s::text[], %(traceparent)s::text[], %(send_at)s::timestamptz[],
-        %(expires_at)s::timestamptz[], %(channel)s::text[], %(lane)s::text[], %(sender_address)s::text[],
-        %(sender_domain)s::text[]
+        %(expires_at)s::timestamptz[], %(channel)s::text[], %(lane)s::text[], %(topic)s::text[],
+        %(sender_address)s::text[], %(sender_domain)s::text[]
     )
 ),
 content as (
@@ -60,12 +60,12 @@ rule as materialized (
 -- rules are found with their index; a batch reads all of them once.
 with input (
     email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent, send_at, expires_at,
-    channel, lane, sender_address, sender_domain
+    channel, lane, topic, sender_address, sender_domain
 ) as not materialized (
     select
         %(email_id)b::uuid, %(tenant_id)s, %(message_key)s, %(payload_hash)b::bytea, %(on_uncertain)s,
         %(correlation_id)s, %(traceparent)s, %(send_at)s::timestamptz, %(expires_at)s::timestamptz, %(channel)s,
-        %(lane)s, %(sender_address)s, %(sender_domain)s
+        %(lane)s, %(topic)s, %(sender_address)s, %(sender_domain)s
 ),
 content as (
     select
@@ -118,7 +118,7 @@ claimed as (
 -- The emails whose key is new, each with its lane and the lane's policy; without the content, which may be large.
 accepted as (
     select
-        email_id, tenant_id, message_key, correlation_id, traceparent, channel, expires_at, c.lane,
+        email_id, tenant_id, message_key, correlation_id, traceparent, channel, expires_at, c.lane, topic,
         coalesce(input.on_uncertain, p.on_uncertain) as on_uncertain, max_attempts, redeliver_seconds, is_direct, later_at,
         case
             when later_at is not null then null
@@ -140,11 +140,11 @@ accepted as (
 ),
 logged as (
     insert into dispatcher.email_log (
-        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, channel, lane,
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, channel, lane, topic,
         max_attempts, redeliver_seconds, expires_at, status, wait_until, wait_reason, due_since, publish_due_at
     )
     select
-        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, channel, lane,
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, channel, lane, topic,
         max_attempts, redeliver_seconds, expires_at,
         case when later_at is null then 'pending' else 'waiting' end,
         later_at,

@@ -12,7 +12,7 @@
 -- New events also suppress recipients for the tenant of the email. Repeated events do not, because they would restore
 -- an entry that an operator has removed. A complaint that names several recipients of an email suppresses none of them:
 -- a provider that does not know who complained names every recipient at the same server. An event with a doubt
--- suppresses nobody.
+-- suppresses nobody. An unsubscribe with the code `group` suppresses only for the topic of its email; see OF_TOPIC.
 -- Ids, hashes and instants are sent in binary, because psycopg takes about 15 µs to write a hash as text.
 -- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, of new events
 -- that are impossible, and of events without an email; the seconds from acceptance to delivery of newly delivered
@@ -22,7 +22,7 @@
 with known as (
     select
         email_id, status, sent_at, tenant_id, message_key, correlation_id, provider, attempt_count, was_uncertain,
-        created_at <= (select uncertain_before from dispatcher.relay_timeline) as may_lack_attempts
+        topic, created_at <= (select uncertain_before from dispatcher.relay_timeline) as may_lack_attempts
     from dispatcher.email_log
     where email_id = any(%(email_ids)b)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -107,6 +107,7 @@ announced as (
 reasoned as (
     select
         s.email_id, s.event_key, s.address_hash, k.tenant_id,
+        case when s.kind = 'unsubscribed' and s.code = 'group' then k.topic end as topic,
         case
             when s.bounce = 'hard' then 'hard_bounce'
             when s.kind = 'unsubscribed' then 'unsubscribe'
@@ -144,16 +145,18 @@ reasoned as (
 ),
 suppressed as (
     insert into dispatcher.suppression as p (
-        tenant_id, address_hash, is_domain, masked, reason, source_email_id, source_event_key, expires_at
+        tenant_id, is_domain, masked, reason, source_email_id, source_event_key, expires_at, address_hash, topic,
+        recipient_hash
     )
-    select distinct on (r.tenant_id, r.address_hash)
-        r.tenant_id, r.address_hash, false, g.masked, r.reason, r.email_id, r.event_key,
-        case when %(suppress_days)s::integer > 0 then now() + %(suppress_days)s::integer * interval '1 day' end
+    select distinct on (r.tenant_id, r.address_hash, r.topic)
+        r.tenant_id, false, g.masked, r.reason, r.email_id, r.event_key,
+        case when %(suppress_days)s::integer > 0 then now() + %(suppress_days)s::integer * interval '1 day' end,
+        {entry_key}
     from reasoned as r
-    join given as g using (email_id, event_key)
+    join (select email_id, event_key, masked from given) as g using (email_id, event_key)
     where r.reason = any(%(suppress_on)s::text[])
         or r.reason = 'soft_bounce'
-    order by r.tenant_id, r.address_hash, r.email_id, r.event_key
+    order by r.tenant_id, r.address_hash, r.topic, r.email_id, r.event_key
     on conflict (tenant_id, address_hash) do update
     set {new_suppression}
     where p.expires_at is not null

@@ -158,10 +158,10 @@ set address_hash = null
 where address_hash = %(address_hash)s;
 
 -- name: count_suppressions_of
--- The number of entries for an address, of all tenants.
+-- The number of entries for an address, of all tenants and topics.
 select count(*)::integer
 from dispatcher.suppression
-where address_hash = %(address_hash)s
+where %(address_hash)s in (address_hash, recipient_hash)
     and not is_domain;
 
 -- name: forget_suppressions
@@ -169,7 +169,7 @@ where address_hash = %(address_hash)s
 -- identify the address. Of all tenants. Returns one row: the number of entries.
 with removed as (
     delete from dispatcher.suppression
-    where address_hash = %(address_hash)s
+    where %(address_hash)s in (address_hash, recipient_hash)
         and not is_domain
         and %(removes)s
     returning suppression_id
@@ -177,7 +177,7 @@ with removed as (
 blanked as (
     update dispatcher.suppression
     set masked = %(masked)s, note = null, source_event_key = null
-    where address_hash = %(address_hash)s
+    where %(address_hash)s in (address_hash, recipient_hash)
         and not is_domain
         and not %(removes)s
     returning suppression_id

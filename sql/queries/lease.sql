@@ -23,15 +23,16 @@
 -- later, for example after a pause, the Date header is the begin of the lease. But every attempt that may have been
 -- accepted since due_since, and every attempt after it, has one Date, so that the recipient's server can recognise the
 -- second copy: leased_at keeps its value while an earlier attempt may have been accepted (see decision 0060).
--- The last six columns are, in order:
+-- The last seven columns are, in order:
 -- 1. The provider to which the email is pinned: it may have accepted the email under an idempotency key. Null: no pin.
 -- 2. The seconds since the email was pinned. Null: no pin.
 -- 3. The seconds until the email expires. Null: the email never expires.
 -- 4. The tenant, whose suppressed recipients get no email.
--- 5. The email's own retry limits: the most attempts, for how many seconds a redelivery may begin, and how many
+-- 5. The topic: entries for this topic suppress its recipients, too. Null: none.
+-- 6. The email's own retry limits: the most attempts, for how many seconds a redelivery may begin, and how many
 --    redeliveries were made. They are one array, because few emails have limits. Null: there are none, and redelivery
 --    is off.
--- 6. due_since, if it is not the time in the Date header. Null: it is.
+-- 7. due_since, if it is not the time in the Date header. Null: it is.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -59,7 +60,7 @@ with leased as (
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
         coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id,
-        e.leased_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count, e.channel, array[e.email_id] as ids
+        e.topic, e.leased_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count, e.channel, array[e.email_id] as ids
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -74,7 +75,7 @@ select
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
     extract(epoch from e.expires_at - clock_timestamp())::double precision,
-    e.tenant_id,
+    e.tenant_id, e.topic,
     case
         when e.max_attempts is not null or coalesce(e.redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             e.max_attempts,
@@ -134,7 +135,7 @@ returning
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
     extract(epoch from e.expires_at - clock_timestamp())::double precision,
-    e.tenant_id,
+    e.tenant_id, e.topic,
     case
         when e.max_attempts is not null or coalesce(e.redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             e.max_attempts,

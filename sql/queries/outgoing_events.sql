@@ -5,7 +5,12 @@
 select
     made_in::text::bigint, position, is_wanted, total, event_id, kind, email_id, tenant_id, message_key, correlation_id,
     reason, provider, code, bounce, address_hash, happened_at, created_at,
-    (select c.metadata from dispatcher.email_content as c where is_wanted and c.email_id = numbered.email_id)
+    (select c.metadata from dispatcher.email_content as c where is_wanted and c.email_id = numbered.email_id),
+    (
+        select l.topic
+        from dispatcher.email_log as l
+        where is_wanted and numbered.kind = 'unsubscribed' and numbered.code = 'group' and l.email_id = numbered.email_id
+    )
 from (
     select
         slice.*, kind = any(%(kinds)s::text[]) and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s) as is_wanted,

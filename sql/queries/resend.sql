@@ -3,7 +3,7 @@
 -- no replay and no other copy is made at the same time. No row: the tenant (null: any) has no such email.
 select
     e.tenant_id, e.message_key, e.status, e.was_uncertain, e.recipient_outcomes is not null as was_partly_delivered,
-    e.lane, e.on_uncertain::text, e.correlation_id, e.expires_at, c.email_id is not null as has_content, c.metadata,
+    e.lane, e.topic, e.on_uncertain::text, e.correlation_id, e.expires_at, c.email_id is not null as has_content, c.metadata,
     coalesce(c.tags ? 'one_time_code', false) as is_erased, coalesce(c.ignore_suppression, false) as ignore_suppression
 from dispatcher.email_log as e
 left join dispatcher.email_content as c using (email_id)

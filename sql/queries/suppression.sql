@@ -31,10 +31,16 @@ group by s.tenant_id;
     excluded.created_at, excluded.expires_at, excluded.changed_in
 )
 
+-- part: entry_key
+-- Of the hash of a recipient, `address_hash`, and a topic: the columns address_hash, topic and recipient_hash of an entry. As
+-- `hash_with_topic` in store/address_hashes.py.
+coalesce(substring(sha256(address_hash || convert_to(topic, 'UTF8')) for 16), address_hash), topic,
+case when topic is not null then address_hash end
+
 -- name: find_suppressed
 -- The given recipients that are suppressed for their email's tenant, and the reason. Leaves out emails with
--- ignore_suppression. address_hashes contains the hash of each recipient's address and of the address's domain;
--- positions contains the position of the recipient for each hash.
+-- ignore_suppression. address_hashes contains the hash of each recipient's address and of the address's domain, and for
+-- an email with a topic the hashes of both with the topic; positions contains the position of the recipient for each hash.
 select distinct on (w.email_id, w.position) w.email_id, w.position, s.reason
 from unnest(%(emails)b::uuid[], %(positions)b::integer[], %(address_hashes)b::bytea[])
     as w (email_id, position, address_hash)
@@ -49,7 +55,7 @@ where e.email_id = any(%(email_ids)b)
             and c.email_id between %(lowest_id)s and %(highest_id)s
             and c.ignore_suppression
     )
-order by w.email_id, w.position, s.is_domain;
+order by w.email_id, w.position, s.is_domain, s.topic nulls first;
 
 -- name: insert_suppressions
 -- Suppresses recipients of one tenant, and audits this without addresses. An entry that lasts at least as long as the
@@ -62,14 +68,17 @@ with input as (
         %(masked)b::text[],
         %(reasons)b::text[],
         %(notes)b::text[],
-        %(expire_ats)b::timestamptz[]
-    ) as t (address_hash, is_domain, masked, reason, note, expires_at)
+        %(expire_ats)b::timestamptz[],
+        %(topics)b::text[]
+    ) as t (address_hash, is_domain, masked, reason, note, expires_at, topic)
 ),
 written as (
-    insert into dispatcher.suppression as s (tenant_id, address_hash, is_domain, masked, reason, note, expires_at)
-    select %(tenant_id)s, address_hash, is_domain, masked, reason, note, expires_at
+    insert into dispatcher.suppression as s (
+        tenant_id, is_domain, masked, reason, note, expires_at, address_hash, topic, recipient_hash
+    )
+    select %(tenant_id)s, is_domain, masked, reason, note, expires_at, {entry_key}
     from input
-    order by address_hash
+    order by address_hash, topic
     on conflict (tenant_id, address_hash) do update
     set {new_suppression}
     where s.expires_at is not null
@@ -110,8 +119,8 @@ from changed;
 
 -- part: suppression
 -- An entry, as operators and applications see it: without the hash of the address.
-suppression_id as id, masked as recipient, is_domain, reason as kind, created_at, expires_at, source_email_id, note,
-tenant_id
+suppression_id as id, masked as recipient, is_domain, reason as kind, topic, created_at, expires_at, source_email_id,
+note, tenant_id
 
 -- part: asked_tenants
 -- The given tenant; without it, every tenant that has entries: steps from tenant to tenant in the unique index, which
@@ -141,7 +150,10 @@ examined as (
                 or (created_at, suppression_id) < (%(after_created_at)s::timestamptz, %(after_id)s)
             )
         order by created_at desc, suppression_id desc
-        limit case when %(kind)s::text is null then %(limit)s::bigint else %(examined)s::bigint end
+        limit case
+            when %(kind)s::text is null and %(topic)s::text is null then %(limit)s::bigint
+            else %(examined)s::bigint
+        end
     ) as s
     order by s.created_at desc, s.id desc
     limit %(examined)s
@@ -149,7 +161,8 @@ examined as (
 wanted as (
     select *
     from examined
-    where %(kind)s::text is null or kind = %(kind)s
+    where (%(kind)s::text is null or kind = %(kind)s)
+        and (%(topic)s::text is null or topic = %(topic)s)
     order by created_at desc, id desc
     limit %(limit)s
 )
@@ -157,7 +170,7 @@ select *
 from wanted
 union all
 (
-    select id, null, is_domain, kind, created_at, expires_at, source_email_id, note, tenant_id
+    select id, null, is_domain, kind, topic, created_at, expires_at, source_email_id, note, tenant_id
     from examined
     where {is_cut}
     order by created_at, id
@@ -166,7 +179,7 @@ union all
 order by created_at desc, id desc, recipient nulls last;
 
 -- name: find_suppressions
--- The entries of a tenant, or of all, with the given hashes, newest first.
+-- The entries of a tenant, or of all, for recipients with the given hashes, with or without a topic, newest first.
 with recursive {asked_tenants}
 select s.*
 from tenant
@@ -174,16 +187,22 @@ cross join lateral (
     select {suppression}
     from dispatcher.suppression
     where tenant_id = tenant.tenant_id
-        and address_hash = any(%(address_hashes)s::bytea[])
+        and (address_hash = any(%(address_hashes)s::bytea[]) or recipient_hash = any(%(address_hashes)s::bytea[]))
 ) as s
 order by s.id desc;
 
 -- name: find_suppressions_of_email
--- The entries in force that suppress a recipient about whom there is an event of this email.
+-- The entries in force that suppress a recipient about whom there is an event of this email, for its topic or for all.
 select {suppression}
 from dispatcher.suppression
 where tenant_id = %(tenant_id)s
-    and address_hash in (select address_hash from dispatcher.email_event where email_id = %(email_id)s)
+    and (
+        address_hash = any(array(select address_hash from dispatcher.email_event where email_id = %(email_id)s))
+        or (
+            recipient_hash = any(array(select address_hash from dispatcher.email_event where email_id = %(email_id)s))
+            and topic = (select topic from dispatcher.email_log where email_id = %(email_id)s)
+        )
+    )
     and (expires_at is null or expires_at > now())
 order by suppression_id;
 
@@ -199,7 +218,7 @@ limit %(most)s;
 -- A page of one tenant's entries with ids below a given id, newest first: the id, and the cells of a line of an export.
 select
     suppression_id, masked as recipient, reason as kind, note, expires_at, created_at, source_email_id,
-    is_domain::text as is_domain, encode(address_hash, 'hex') as hash
+    is_domain::text as is_domain, encode(coalesce(recipient_hash, address_hash), 'hex') as hash, topic
 from dispatcher.suppression
 where tenant_id = %(tenant_id)s
     and (%(before)s::bigint is null or suppression_id < %(before)s)
@@ -209,7 +228,7 @@ limit %(limit)s;
 -- name: list_stopped
 -- A page of one tenant's emails that failed because all their recipients are suppressed, oldest first. With `coalesce`
 -- instead of `or`, PostgreSQL starts at the first email of the page in the index email_log_unfinished.
-select e.email_id, c.recipients
+select e.email_id, c.recipients, e.topic
 from dispatcher.email_log as e
 join dispatcher.email_content as c using (email_id)
 where e.status = 'failed'
@@ -221,21 +240,26 @@ order by e.email_id
 limit %(limit)s;
 
 -- name: insert_unsubscribe
--- An entry that never expires does not change. No row: the email does not exist.
+-- Suppresses a recipient for the topic of an email; for all emails of the tenant if the email has no topic, or if
+-- `is_whole`. An entry that never expires does not change. Returns this topic. No row: the email does not exist.
 with email as (
-    select tenant_id, email_id
+    select
+        tenant_id, email_id, %(address_hash)s::bytea as address_hash,
+        case when not %(is_whole)s::boolean then topic end as topic
     from dispatcher.email_log
     where email_id = %(email_id)s
 ),
 suppressed as (
-    insert into dispatcher.suppression as s (tenant_id, address_hash, is_domain, masked, reason, source_email_id)
-    select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe', email_id
+    insert into dispatcher.suppression as s (
+        tenant_id, is_domain, masked, reason, source_email_id, address_hash, topic, recipient_hash
+    )
+    select tenant_id, false, %(masked)s, 'unsubscribe', email_id, {entry_key}
     from email
     on conflict (tenant_id, address_hash) do update
     set {new_suppression}
     where s.expires_at is not null
 )
-select true
+select topic
 from email;
 
 -- name: opt_out

@@ -235,7 +235,12 @@ order by w.webhook_id;
 select
     r.failed_at, e.event_id, e.kind, e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.reason, e.provider,
     e.code, e.bounce, e.address_hash, e.happened_at, e.created_at,
-    (select c.metadata from dispatcher.email_content as c where c.email_id = e.email_id)
+    (select c.metadata from dispatcher.email_content as c where c.email_id = e.email_id),
+    (
+        select l.topic
+        from dispatcher.email_log as l
+        where e.kind = 'unsubscribed' and e.code = 'group' and l.email_id = e.email_id
+    )
 from dispatcher.webhook_retry as r
 join dispatcher.outgoing_event as e using (event_id)
 where r.webhook_id = %(webhook_id)s

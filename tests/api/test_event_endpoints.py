@@ -432,6 +432,27 @@ async def test_post_suppresses_the_recipient_once_and_get_none(api: Api, connect
     assert connection.execute(ENTRIES).fetchall() == [("default", "a•••@example.org", "unsubscribe")]
 
 
+async def test_a_link_in_an_email_with_a_topic_names_the_topic_and_offers_to_leave_all(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    email = EMAIL | {"to": ["ann@example.org"], "topic": "weekly-news"}
+    email_id = UUID((await api.post("a", email)).json["id"])
+    path = f"/v1/unsubscribe/{hasher_of(connection).unsubscribe_token(email_id, 'ann@example.org')}"
+    entries = "select topic, reason, source_email_id from suppression order by suppression_id"
+
+    asked = (await api.call("GET", path)).body.decode()
+    left = await api.call("POST", path, raw=b"List-Unsubscribe=One-Click", headers=ONE_CLICK)
+    of_topic = connection.execute(entries).fetchall()
+    whole = await api.call("POST", f"{path}?all", raw=b"", headers=ONE_CLICK)
+
+    assert "Unsubscribe from “weekly-news”" in asked
+    assert 'formaction="?all"' in asked
+    assert (left.status, "no more emails of “weekly-news”" in left.body.decode()) == (200, True)
+    assert (whole.status, "weekly-news" in whole.body.decode()) == (200, False)
+    assert of_topic == [("weekly-news", "unsubscribe", email_id)]
+    assert connection.execute(entries).fetchall() == [*of_topic, (None, "unsubscribe", email_id)]
+
+
 async def test_tokens_that_are_not_genuine_and_unknown_emails_get_the_same_answer(
     api: Api, connection: psycopg.Connection
 ) -> None:

@@ -51,7 +51,7 @@ def test_every_option_reaches_the_tables(storing: CommandLine, tables: Books) ->
     (storing.folder / "page.html").write_text("<p>ä</p>", encoding="utf-8")
     options = "--to bob@example.org --cc cc@example.org --bcc bcc@example.org --reply-to desk@example.com"
     options += " --html-file page.html --attach bill.pdf --header 'X-Campaign: spring: two' --tag receipts"
-    options += " --metadata order=4711 --metadata 'note=a=b c'"
+    options += " --metadata order=4711 --metadata 'note=a=b c' --topic newsletter"
     options += " --tenant acme --correlation-id request-9 --on-uncertain resend --erase-after-sending"
 
     ended = storing("enqueue", *ONE, *shlex.split(options))
@@ -65,6 +65,7 @@ def test_every_option_reaches_the_tables(storing: CommandLine, tables: Books) ->
     assert (stored["filename"], stored["content_type"], stored["content"]) == ("bill.pdf", "application/pdf", b"%PDF")
     assert (stored["tags"], stored["tenant_id"]) == (["receipts", "one_time_code"], "acme")
     assert stored["metadata"] == {"order": "4711", "note": "a=b c"}
+    assert tables.row(stored["email_id"])["topic"] == "newsletter"
     assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
     template = ("--template", "d-0c1a", "--template-data", '{"number": 17}')
     assert storing("enqueue", *ADDRESSED[2:-2], "--key", "templated", *template).code == 0

@@ -113,17 +113,48 @@ def test_stopped_emails_are_replayed_by_a_removal_or_like_others(storing: Comman
     assert (replayed.code, tables.status(bob)) == (0, "pending")
 
 
+def test_entries_of_a_topic_are_listed_and_removed_apart_from_those_for_all_emails(
+    storing: CommandLine, tables: Books
+) -> None:
+    (storing.folder / "left.csv").write_text(
+        "email,topic\nann@example.org,offers\nbob@example.org,\ncem@example.org,A\n"
+    )
+    storing("suppressions", "add", "ann@example.org", "--topic", "news", *WHY)
+    storing("suppressions", "add", "ann@example.org", *WHY)
+    imported = storing("suppressions", "import", "left.csv", "--topic", "news", "--json", *WHY).json
+    email_id = stopped(tables, "ann@example.org", topic="news")
+    stopped(tables, "ann@example.org", topic="tips")
+    remove = ("suppressions", "remove", "ann@example.org", *WHY)
+
+    def topics(*options: str) -> list[str | None]:
+        return [each["topic"] for each in storing("suppressions", "list", *options, "--json").json["suppressions"]]
+
+    listed = topics("--topic", "news"), topics("ann@example.org")
+    misspelt = storing("suppressions", "add", "ann@example.org", "--topic", "My news", *WHY)
+    whole = storing(*remove)
+    of_topic = storing(*remove, "--topic", "news", "--json").json
+
+    assert listed == (["news", "news"], ["offers", None, "news"])
+    assert (imported["added"], imported["refused"][0]["line"]) == (2, 4)
+    assert (misspelt.code, "must be the name of a topic" in misspelt.stderr) == (2, True)
+    assert "Removed 1 suppressed recipient." in whole.stderr
+    assert "a•••@example.org is still suppressed for emails with the topic offers." in whole.stderr
+    assert (of_topic["removed"], of_topic["stopped_email_ids"]) == (1, [str(email_id)])
+    assert sorted(filter(None, topics())) == ["news", "offers"]
+
+
 def test_an_export_is_imported_again(storing: CommandLine, tables: Books) -> None:
     storing("suppressions", "add", "ann@example.org", "--kind", "complaint", "--note", "twice", *WHY)
     storing("suppressions", "add", "example.net", "--days", "3", *WHY)
+    storing("suppressions", "add", "ann@example.org", "--topic", "newsletter", *WHY)
     before = entries(tables)
     (storing.folder / "suppressed.csv").write_text(storing("suppressions", "export").stdout)
     tables.connection.execute("delete from suppression")
 
     done = storing("suppressions", "import", "suppressed.csv", *WHY)
 
-    assert (done.code, done.stderr) == (0, "Suppressed 2 recipients.\n")
-    kept = ("address_hash", "is_domain", "masked", "reason", "note", "expires_at")
+    assert (done.code, done.stderr) == (0, "Suppressed 3 recipients.\n")
+    kept = ("address_hash", "is_domain", "masked", "reason", "note", "expires_at", "topic", "recipient_hash")
     after = sorted([row[name] for name in kept] for row in entries(tables))
     assert after == sorted([row[name] for name in kept] for row in before)
 

@@ -133,6 +133,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "metadata.a=b": ({"a=b": "1"},),
     f"metadata.{'x' * 40}…": ({"x" * 65: "1"},),
     "metadata.a": ({"a": ""}, {"a": "v" * 257}, {"a": 1}, {"a": "b\nc"}),
+    "topic": ("", "News", "my news", "ä", "n" * 65, "-news", 1),
     "on_uncertain": (1, True, "HOLD"),
     "send_at": (
         *(LATER.replace(tzinfo=None), "2026-12-24T18:00:00Z", NOW + timedelta(days=367), END_OF_TIME, BEGIN_OF_TIME),

@@ -45,6 +45,7 @@ FULL_DOCUMENT: dict[str, Any] = {
     "attachments": [{"filename": "receipt.pdf", "content_type": "application/pdf", "content": "JVBERi0xLjc="}],
     "tags": ["receipt", "shop"],
     "metadata": {"order": "17"},
+    "topic": "newsletter",
     "correlation_id": "request-1",
     "on_uncertain": "resend",
     "erase_after_sending": True,
@@ -52,7 +53,7 @@ FULL_DOCUMENT: dict[str, Any] = {
     "expires_at": "2026-11-21T10:00:00.500000Z",
     "lane": "urgent",
 }
-LATER = ("tenant_id", "correlation_id", "erase_after_sending", "send_at", "expires_at", "lane", "metadata")
+LATER = ("tenant_id", "correlation_id", "erase_after_sending", "send_at", "expires_at", "lane", "metadata", "topic")
 FULL: dict[str, Any] = {name: value for name, value in FULL_DOCUMENT.items() if name not in ("from", *LATER)}
 FULL |= {"sender": FULL_DOCUMENT["from"], "attachments": [PDF], "on_uncertain": OnUncertain.RESEND}
 """The arguments for the same email, without some fields."""
@@ -268,6 +269,7 @@ def test_everything_that_affects_the_recipient_or_the_policy_changes_the_hash() 
         {"lane": "bulk"},
         *({"metadata": {"a": text}} for text in ("1", "2")),
         {"metadata": {"b": "1"}},
+        *({"topic": topic} for topic in ("news", "offers")),
         *(TEMPLATE | more for more in ({}, {"template_id": "d-2"}, {"template_data": {"name": "Bob"}})),
     ]
 

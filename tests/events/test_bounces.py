@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.event import Bounce, ProviderEvent
+from dispatcher.domain.event import OF_TOPIC, Bounce, ProviderEvent
 from dispatcher.events.bounce_class import ENHANCED, classify
 from dispatcher.events.bounce_parser import MAX_RECIPIENTS, MAX_UNKNOWN_RECIPIENTS, events_of
 from dispatcher.events.maildir import MAX_OCTETS
@@ -42,8 +42,12 @@ def events_in(name: str) -> list[ProviderEvent]:
 
 
 def words(events: list[ProviderEvent]) -> str:
-    """The class and the recipient of each event: `hard ann, soft bob`."""
-    return ", ".join(f"{each.bounce or each.kind} {(each.recipient or '-').partition('@')[0]}" for each in events)
+    """The class and the recipient of each event: `hard ann, soft bob`, `unsubscribed ann group`."""
+    return ", ".join(
+        f"{each.bounce or each.kind} {(each.recipient or '-').partition('@')[0]}"
+        + (f" {each.code}" if each.code == OF_TOPIC else "")
+        for each in events
+    )
 
 
 def test_all_messages_of_the_corpus_but_one_are_classified_right_and_name_their_email() -> None:

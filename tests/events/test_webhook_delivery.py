@@ -138,6 +138,7 @@ async def test_an_event_arrives_signed_and_without_content(monitor: Deliverer, s
         "message_key": books.key(email_id),
         "correlation_id": "order-7",
         "metadata": {"order": "7"},
+        "topic": None,
         "provider": "smtp",
         "reason": "rejected_recipient",
         "code": "550",

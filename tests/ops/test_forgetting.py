@@ -14,7 +14,7 @@ from dispatcher.domain.suppression import Recipient, SuppressionReason, Suppress
 from dispatcher.events.intake import EventIntake
 from dispatcher.ops.acts import Act
 from dispatcher.ops.forgetting import FORGOTTEN, Forgetting, Forgotten
-from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.address_hashes import AddressHasher, hash_with_topic
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
 from dispatcher.store.suppressions import Entry, insert_suppressions
 from tests.ops.dead_emails import Desk
@@ -163,19 +163,20 @@ async def test_events_lose_the_address_also_without_content(desk: Desk) -> None:
 async def test_a_suppression_is_removed_or_shows_no_address(desk: Desk, removes: bool) -> None:
     hasher = await AddressHasher.open(desk.session)
     entries = [
-        Entry.of(Recipient.parse(text), hasher, SuppressionReason.MANUAL, "ann called")
-        for text in (ANN, "bob@example.com", "example.com")
+        Entry.of(Recipient.parse(text), hasher, SuppressionReason.MANUAL, "ann called", topic=topic)
+        for text, topic in ((ANN, None), (ANN, "news"), ("bob@example.com", None), ("example.com", "news"))
     ]
     await insert_suppressions(desk.session, "shop", entries, actor="ann", reason="asked")
 
     forgotten = await forget(desk.session, removes_suppressions=removes)
 
-    assert forgotten.suppressions == 1
+    assert forgotten.suppressions == 2
     rows = desk.books.connection.execute("select address_hash, masked, note from suppression").fetchall()
     found = {bytes(hashed): (masked, note) for hashed, masked, note in rows}
-    assert len(found) == (2 if removes else 3)
-    assert found.get(hasher.hash(ANN)) == (None if removes else (FORGOTTEN, None))
-    assert all(note == "ann called" for hashed, (_, note) in found.items() if hashed != hasher.hash(ANN))
+    assert len(found) == (2 if removes else 4)
+    of_ann = {hasher.hash(ANN), hash_with_topic(hasher.hash(ANN), "news")}
+    assert {found.get(hashed) for hashed in of_ann} == {None if removes else (FORGOTTEN, None)}
+    assert all(note == "ann called" for hashed, (_, note) in found.items() if hashed not in of_ann)
 
 
 async def test_a_dry_run_and_a_second_run_change_nothing(desk: Desk) -> None:

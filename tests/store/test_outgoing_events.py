@@ -89,6 +89,25 @@ async def test_no_event_is_written_until_an_application_wants_events(
     assert (suppressed.kind, suppressed.reason) == (OutgoingKind.SUPPRESSED, "suppressed")
 
 
+async def test_an_unsubscribe_from_a_topic_names_the_topic_and_one_from_all_emails_does_not(
+    session: AsyncSession, books: Books
+) -> None:
+    email_id = books.enqueue_one(tenant_id="shop", topic="newsletter")
+    kinds = {"unsubscribed": "group", "complained": None, "bounced": "group"}
+    for kind, code in (*kinds.items(), ("unsubscribed", None)):
+        books.connection.execute(
+            "insert into outgoing_event (kind, email_id, tenant_id, message_key, code) "
+            "values (%s, %s, 'shop', 'k', %s)",
+            [kind, email_id, code],
+        )
+    await_feed(books.connection)
+
+    events = [found.event for found in (await read(session)).events]
+
+    assert [each.topic for each in events] == ["newsletter", None, None, None]
+    assert events[0].document()["data"]["topic"] == "newsletter"
+
+
 async def test_a_late_commit_loses_no_event(session: AsyncSession, books: Books, tables_url: str) -> None:
     first = announce(books.connection)
     with psycopg.connect(tables_url) as late:

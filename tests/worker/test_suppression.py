@@ -50,7 +50,7 @@ class Recipients(ScriptedProvider):
         return Accepted("id", DETAIL if email.bcc or email.cc else "250 ok")
 
 
-ANN, BOB, CEM, EVE = "ann@example.org", "bob@example.org", "cem@example.org", "eve@example.org"
+ANN, BOB, CEM, DAN, EVE = (f"{name}@example.org" for name in ("ann", "bob", "cem", "dan", "eve"))
 LARGE = "x" * 200_000
 SIGNED = b"From: shop@example.com\r\nTo: list@example.org\r\nContent-Type: application/pkcs7-mime\r\n\r\nMTIz\r\n"
 FAILED: Final = "Every recipient is suppressed: hard_bounce."
@@ -75,6 +75,14 @@ CASES: Final = {
     "expired": Case({"to": BOB}, ((BOB,), (), ()), "250 ok"),
     "large": Case({"to": [ANN, BOB], "text": LARGE}, ((BOB,), (), ()), FIRST_LEFT_OUT),
     "large, only suppressed": Case({"to": ANN, "text": LARGE}, None, FAILED),
+    "left topic": Case({"to": DAN, "topic": "news"}, None, FAILED),
+    "left topic, large": Case({"to": DAN, "topic": "news", "text": LARGE}, None, FAILED),
+    "left topic, by the domain": Case({"to": "ann@club.example", "topic": "news"}, None, FAILED),
+    "another topic": Case(
+        {"to": [DAN, "ann@club.example"], "topic": "offers"}, ((DAN, "ann@club.example"), (), ()), "250 ok"
+    ),
+    "no topic": Case({"to": [DAN, "ann@club.example"]}, ((DAN, "ann@club.example"), (), ()), "250 ok"),
+    "any topic": Case({"to": [ANN, BOB], "topic": "offers"}, ((BOB,), (), ()), FIRST_LEFT_OUT),
     "ignored": Case({"to": ANN, "ignore_suppression": True}, ((ANN,), (), ()), "250 ok"),
 }
 
@@ -83,6 +91,7 @@ async def test_suppressed_recipients_are_left_out_and_listed_like_refused_ones(b
     provider = Recipients()
     suppress(bench.books.connection, ANN, EVE, "shop.example")
     suppress(bench.books.connection, CEM, tenant_id="other")
+    suppress(bench.books.connection, DAN, "club.example", topic="news")
     suppress(bench.books.connection, BOB, expires_in="-1 second")
     email_ids = {bench.books.enqueue_one(**case.fields): name for name, case in CASES.items()}
     await bench.start([provider])
@@ -152,8 +161,8 @@ async def test_an_idle_worker_reads_no_entries_and_judges_the_next_email_by_a_qu
         outgoing = replace(an_email(), email_id=email_id, to=(BOB,))
         assert reader.reads == 1
 
-        assert recipients.may_concern(outgoing, "default")
-        assert await recipients.find(outgoing) == {1: SuppressionReason.HARD_BOUNCE}
+        assert recipients.may_concern(outgoing, "default", None)
+        assert await recipients.find(outgoing, None) == {1: SuppressionReason.HARD_BOUNCE}
 
         await until(lambda: recipients.is_current)
         assert reader.reads == 2
@@ -174,7 +183,7 @@ async def test_while_the_entries_cannot_be_read_every_email_is_judged_by_a_query
     async with running(recipients):
         for is_lost in (False, True, False):
             reader.is_lost = is_lost
-            await until(lambda: recipients.may_concern(an_email(), "default") is reader.is_lost)
+            await until(lambda: recipients.may_concern(an_email(), "default", None) is reader.is_lost)
 
 
 async def test_a_recipient_who_was_suppressed_after_a_deferral_gets_no_second_attempt(bench: Bench) -> None:
