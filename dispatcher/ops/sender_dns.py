@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dispatcher.config import Settings
+from dispatcher.domain.accounts import provider_of
 from dispatcher.domain.values import dataclass
 from dispatcher.providers.smtp import SmtpSettings
 from dispatcher.store.api_keys import ApiKey
@@ -144,7 +145,7 @@ def check_senders(settings: Settings, domains: Iterable[str], records: Records) 
 
 
 def _check(settings: Settings, domain: str, records: Records) -> Iterator[SenderFinding]:
-    known = {name: PROVIDERS[name] for name in settings.providers if name in PROVIDERS}
+    known = {name: PROVIDERS[kind] for name in settings.providers if (kind := provider_of(name)) in PROVIDERS}
     organization, tags, dmarc = _dmarc(domain, records)
     yield dmarc
     keys = list(_dkim(settings, domain, known, records))
@@ -152,7 +153,7 @@ def _check(settings: Settings, domain: str, records: Records) -> Iterator[Sender
     is_aligned = False
     paths = _return_paths(settings, domain, known)
     for path, names in paths.items():
-        includes = [include for name in names if (include := known[name].include)]
+        includes = list(dict.fromkeys(include for name in names if (include := known[name].include)))
         spf = _spf(domain, path, includes, records)
         yield spf
         yield _mx(domain, path, next((mx for name in names if (mx := known[name].mx)), None), records)
@@ -176,11 +177,11 @@ def _return_paths(settings: Settings, domain: str, known: dict[str, ProviderReco
     found: dict[str, list[str]] = {}
     given = settings.return_path_domains
     own = next((each for each in given if _is_within(each, domain)), given[0] if given else None)
-    bounce_address = settings.of(SmtpSettings).bounce_address
     for name, provider in known.items():
         path = own
-        if name == "smtp":
-            path = bounce_address.rpartition("@")[2] or domain
+        smtp = settings.own.get(name)
+        if isinstance(smtp, SmtpSettings):
+            path = smtp.bounce_address.rpartition("@")[2] or domain
         elif path is None and provider.return_path is not None:
             path = f"{provider.return_path}{domain}"
         if path is not None:
@@ -211,7 +212,9 @@ def _dmarc(domain: str, records: Records) -> tuple[str, dict[str, str], SenderFi
 def _dkim(
     settings: Settings, domain: str, known: dict[str, ProviderRecords], records: Records
 ) -> Iterator[SenderFinding]:
-    selectors = settings.dkim_selectors or tuple(each for provider in known.values() for each in provider.selectors)
+    selectors = settings.dkim_selectors or tuple(
+        dict.fromkeys(each for provider in known.values() for each in provider.selectors)
+    )
     if not selectors:
         words = "not checked: the selector is not known"
         yield SenderFinding(domain, "DKIM", words, "Set DISPATCHER_DKIM_SELECTORS to the provider's selectors.")
