@@ -1,14 +1,15 @@
 """Django: the order and its receipt are committed together, or neither is.
 
-`enqueue` writes into the open transaction. Do not call it in `transaction.on_commit`: a callback runs after the commit,
-and is lost if the process ends in between.
+    EMAIL_BACKEND = "dispatcher.contrib.django.EmailBackend"
+
+The backend enqueues in the open transaction. Do not send in `transaction.on_commit`: a callback runs after the commit,
+and is lost if the process ends in between. `dispatcher.enqueue` takes Django's `connection`, too.
 """
 
 from __future__ import annotations
 
+from django.core.mail import EmailMessage
 from django.db import connection, transaction
-
-from dispatcher import Email, enqueue
 
 
 def place_order(number: int, customer: str) -> None:
@@ -16,13 +17,10 @@ def place_order(number: int, customer: str) -> None:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("insert into orders (number, customer) values (%s, %s)", [number, customer])
-        enqueue(
-            connection,
-            Email(
-                message_key=f"order-{number}-receipt",
-                sender="Shop <shop@example.com>",
-                to=customer,
-                subject=f"Your order {number}",
-                text="Thank you for your order.",
-            ),
-        )
+        EmailMessage(
+            subject=f"Your order {number}",
+            body="Thank you for your order.",
+            from_email="Shop <shop@example.com>",
+            to=[customer],
+            headers={"Idempotency-Key": f"order-{number}-receipt"},
+        ).send()

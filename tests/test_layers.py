@@ -29,7 +29,7 @@ FLOORS: Final = (
     {"store", "broker", "providers"},  # these do not import each other
     {"routing", "events"},
     {"worker", "relay", "recovery", "producers"},
-    {"monitor"},
+    {"monitor", "contrib"},  # contrib: what other frameworks call
     {FACADE},  # what an application imports
     {"supervisor", "ops"},
     {"actions"},
@@ -47,6 +47,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"providers", "events"}, {"boto3", "botocore"}),
     ({"events"}, {"cryptography"}),
     ({"monitor"}, {"aiosmtplib"}),
+    ({"contrib"}, {"django"}),
     ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),
     # Only tests use it, to verify our signatures.

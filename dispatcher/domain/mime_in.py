@@ -22,6 +22,7 @@ from email.headerregistry import AddressHeader
 from email.message import EmailMessage, Message
 from email.parser import BytesParser, HeaderParser
 from email.policy import EmailPolicy
+from functools import lru_cache
 from itertools import count
 from mimetypes import guess_extension
 from typing import Any, Final, Protocol, cast
@@ -61,8 +62,24 @@ _SENDERS: Final = ("from", "sender", "resent-from", "resent-sender")
 _CID: Final = re.compile(r"""cid:([^"'\s<>)]{1,500})""", re.IGNORECASE)
 _FAULTS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What Python's parser raises for some invalid messages."""
-_POLICY: Final = policy.default
 _BOUNDARY: Final = re.compile(rb"boundary[\s*0-9]*=", re.IGNORECASE)
+_MAX_KEPT_CHARACTERS: Final = 500
+
+
+@lru_cache(maxsize=32)
+def _parsed_header(name: str, value: str) -> Any:
+    return policy.default.header_fetch_parse(name, value)
+
+
+class _CachedPolicy(EmailPolicy):
+    """Python's default policy, which would parse a header again at each look at it: a dozen times per message."""
+
+    def header_fetch_parse(self, name: str, value: str) -> Any:
+        is_kept = type(value) is str and len(value) <= _MAX_KEPT_CHARACTERS
+        return _parsed_header(name, value) if is_kept else super().header_fetch_parse(name, value)
+
+
+_POLICY: Final = cast("EmailPolicy[EmailMessage]", _CachedPolicy())
 
 
 class AnyEnvelope(Protocol):
@@ -89,7 +106,7 @@ class _Bounded:
         return super().header_source_parse(sourcelines)  # type: ignore[misc, no-any-return]
 
 
-class _StrictPolicy(_Bounded, EmailPolicy):
+class _StrictPolicy(_Bounded, _CachedPolicy):
     pass
 
 
@@ -116,12 +133,13 @@ def octets_of_message(message: bytes | Message) -> bytes:
         return message
     if not isinstance(message, Message):
         raise InvalidEmail(FIELD, "must be bytes or an email.message.EmailMessage")
-    changes: dict[str, Any] = {"linesep": "\r\n"}
+    # A folded URL would get spaces or become encoded words; what was parsed from octets keeps its folding.
+    changes: dict[str, Any] = {"linesep": "\r\n", "max_line_length": 998}
     if isinstance(message.policy, EmailPolicy):
-        # A folded URL would become encoded words; what was parsed from octets keeps its folding.
-        changes |= {"refold_source": "none", "max_line_length": 998}
+        changes |= {"refold_source": "none"}
     try:
-        return message.as_bytes(policy=message.policy.clone(**changes))
+        # Not `message.as_bytes`: that of Django 5.2 takes no policy.
+        return Message.as_bytes(message, policy=message.policy.clone(**changes))
     except _FAULTS as error:
         raise InvalidEmail(FIELD, f"cannot be written as MIME ({type(error).__name__})") from None
 

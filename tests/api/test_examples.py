@@ -68,7 +68,7 @@ import sys
 from urllib.parse import urlsplit
 from django.conf import settings
 url = urlsplit(sys.argv[1])
-settings.configure(DATABASES={"default": {
+settings.configure(EMAIL_BACKEND="dispatcher.contrib.django.EmailBackend", DATABASES={"default": {
     "ENGINE": "django.db.backends.postgresql", "NAME": url.path[1:], "USER": url.username, "PASSWORD": url.password,
     "HOST": url.hostname, "PORT": url.port,
 }})

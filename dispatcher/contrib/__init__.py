@@ -1,0 +1,1 @@
+"""What other frameworks call. Nothing else imports these packages, and each needs the framework that it is for."""
