@@ -1,7 +1,7 @@
 """`./run build` and `./run deb`: the packages of the last commit, in the folder dist.
 
-The same commit makes the same bytes, in any folder and at any time: files have the commit's time, fixed modes and
-owners, and a fixed order. (The versions of setuptools, pip and the compressors matter, too.)
+For wheel and sdist, the same commit makes the same bytes, in any folder and at any time: files have the commit's time,
+fixed modes and owners, and a fixed order. (The versions of setuptools and the compressors matter, too.)
 """
 
 from __future__ import annotations
