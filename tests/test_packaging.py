@@ -1,23 +1,31 @@
-"""The wheel contains every package and every SQL file; the checkout contains the files for a deployment, and generated
-files that are up to date."""
+"""The packages contain every file and work with each extra alone; the checkout contains the files for a deployment, and
+generated files that are up to date. `test_installed` installs the packages."""
 
 from __future__ import annotations
 
 import configparser
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from dispatcher.cli.env_file import parse
 from dispatcher.cli.environment import known_variables
+from dispatcher.cli.main import COMMANDS
 from dispatcher.config import BUILT_IN
 from dispatcher.dev import generate
+from dispatcher.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +48,129 @@ def test_the_wheel_has_every_package_and_every_sql_file(setup: configparser.Conf
         packages("dispatcher/**/__init__.py") | packages("sql/**/__init__.py", "dispatcher")
     )
     assert shipped == packages("sql/**/*.sql", "dispatcher")
+
+
+def copy_checkout(to: Path) -> Path:
+    """A clone of this checkout, in which changes of tracked files are committed."""
+    stash = ["git", "-c", "user.name=test", "-c", "user.email=test@example.com", "stash", "create"]
+    changes = subprocess.run(stash, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", ROOT, to], check=True)
+    subprocess.run(["git", "checkout", "--quiet", "--detach", changes or "HEAD"], cwd=to, check=True)
+    return to
+
+
+def run_packages(checkout: Path, command: str, **changes: Any) -> None:
+    """`./run build` or `./run deb`, with the packages of this environment."""
+    words = [sys.executable, "deploy/packages.py", command]
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False, **changes)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    checkout = copy_checkout(tmp_path_factory.mktemp("checkout") / "project")
+    run_packages(checkout, "build")
+    with zipfile.ZipFile(next(checkout.glob("dist/*.whl"))) as wheel:
+        wheel.extractall(checkout / "unpacked")
+    return checkout
+
+
+def test_the_wheel_has_every_file_that_the_program_or_a_host_needs(built: Path) -> None:
+    data = built / "unpacked" / f"email_dispatcher-{VERSION}.data/data/share/email-dispatcher"
+    needed = [path for path in (built / "dispatcher").rglob("*") if path.is_file()]
+    needed += [built / "dispatcher" / path.relative_to(built) for path in (built / "sql").rglob("*.*")]
+    there = {path.relative_to(built / "unpacked") for path in (built / "unpacked").rglob("*")}
+
+    assert [path for path in needed if path.relative_to(built) not in there] == []
+    assert {path.name for path in data.iterdir()} == {
+        path.name
+        for path in (built / "deploy").iterdir()
+        if path.suffix in {".service", ".env", ".conf", ".yml", ".json"}
+    }
+    assert Path(f"email_dispatcher-{VERSION}.dist-info/licenses/LICENSE") in there
+
+
+@pytest.mark.slow  # builds twice more; `built` shows on each push that the packages can be built
+def test_another_folder_time_and_umask_make_the_same_bytes_and_the_sdist_makes_the_same_wheel(
+    built: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(built, tmp_path / "elsewhere", copy_function=shutil.copy)
+    run_packages(other, "build", umask=0o077, env={**os.environ, "TZ": "Asia/Tokyo"})
+    sdist, wheel = sorted(built.glob("dist/*"), reverse=True)
+
+    assert {path.name: path.read_bytes() for path in other.glob("dist/*")} == {
+        path.name: path.read_bytes() for path in (sdist, wheel)
+    }
+    shutil.unpack_archive(sdist, tmp_path, filter="data")
+    seconds = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=built, check=True, capture_output=True).stdout
+    subprocess.run(
+        [sys.executable, "-c", "import setuptools.build_meta as backend; backend.build_wheel('.')"],
+        cwd=tmp_path / f"email_dispatcher-{VERSION}", env={**os.environ, "SOURCE_DATE_EPOCH": seconds.decode().strip()},
+        check=True, capture_output=True,
+    )  # fmt: skip
+    (again,) = tmp_path.glob(f"email_dispatcher-{VERSION}/*.whl")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+NEEDS: Final = {
+    "dispatcher.api.ops_page.openid": "oidc", "dispatcher.api.": "api", "dispatcher.telemetry.spans": "otel",
+    "dispatcher.dev.conformance": "test", "dispatcher.dev.testing": "test",
+}  # fmt: skip
+"""Modules that need an extra. All others work without any extra."""
+IMPORTS: Final = """
+import dispatcher, json, pkgutil, sys
+absent = set(json.load(sys.stdin))
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Finder)
+for each in pkgutil.walk_packages(dispatcher.__path__, "dispatcher."):
+    try:
+        each.name.endswith("__main__") or __import__(each.name)
+    except ModuleNotFoundError as error:
+        print(each.name)
+"""
+
+
+@pytest.mark.parametrize("extra", ["runtime", "api", "oidc", "otel"])
+def test_the_wheels_modules_import_with_the_packages_of_one_extra_alone(built: Path, extra: str) -> None:
+    """Imports the wheel's modules while the packages that `requirements/EXTRA.txt` lacks cannot be imported."""
+    present = {*pins(extra), "email-dispatcher"}
+    absent = [
+        name for name, owners in packages_distributions().items() if not present & set(map(canonicalize_name, owners))
+    ]
+    extras = {extra, "api"} if extra == "oidc" else {extra}
+
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTS], env={**os.environ, "PYTHONPATH": str(built / "unpacked")},
+        input=json.dumps(absent), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    needed = {
+        name: next((NEEDS[each] for each in NEEDS if name.startswith(each)), None) for name in ended.stdout.split()
+    }
+    assert {name: need for name, need in needed.items() if need is None or need in extras} == {}
+    assert "test" in needed.values()  # the packages of other extras are absent indeed
+
+
+def test_the_man_page_has_every_command_and_groff_can_read_it() -> None:
+    made = subprocess.run(
+        [sys.executable, "deploy/manual.py", "0"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert [name for name in COMMANDS if f'\n.SS "dispatcher {name}"\n' not in made.stdout] == []
+    assert '\n.SS "dispatcher dlq replay"\n' in made.stdout
+    assert r"\-\-error\-type" in made.stdout
+    if groff := shutil.which("groff"):
+        read = subprocess.run(
+            [groff, "-man", "-Kutf8", "-Tutf8", "-ww", "-z"],
+            input=made.stdout,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert read.stderr == ""
 
 
 def test_the_metadata_have_only_forms_that_the_setuptools_of_debian_12_knows(setup: configparser.ConfigParser) -> None:

