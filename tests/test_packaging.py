@@ -113,9 +113,13 @@ def test_another_folder_time_and_umask_make_the_same_bytes_and_the_sdist_makes_t
 
 
 NEEDS: Final = {
-    "dispatcher.api.ops_page.openid": "oidc", "dispatcher.api.": "api", "dispatcher.telemetry.spans": "otel",
-    "dispatcher.dev.conformance": "test", "dispatcher.dev.testing": "test",
-}  # fmt: skip
+    "dispatcher.api.ops_page.openid": "oidc",
+    "dispatcher.api.": "api",
+    "dispatcher.contrib.django": "test",
+    "dispatcher.dev.conformance": "test",
+    "dispatcher.dev.testing": "test",
+    "dispatcher.telemetry.spans": "otel",
+}
 """Modules that need an extra. All others work without any extra."""
 IMPORTS: Final = """
 import dispatcher, json, pkgutil, sys
@@ -133,7 +137,7 @@ for each in pkgutil.walk_packages(dispatcher.__path__, "dispatcher."):
 """
 
 
-@pytest.mark.parametrize("extra", ["runtime", "api", "oidc", "otel"])
+@pytest.mark.parametrize("extra", ["runtime", "api", "dns", "oidc", "otel"])
 def test_the_wheels_modules_import_with_the_packages_of_one_extra_alone(built: Path, extra: str) -> None:
     """Imports the wheel's modules while the packages that `requirements/EXTRA.txt` lacks cannot be imported."""
     present = {*pins(extra), "email-dispatcher"}
