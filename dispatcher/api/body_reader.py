@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 
 from starlette.requests import Request
 
-from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.admission.fair_limiter import FairLimiter
+from dispatcher.admission.problems import FieldError, Problem
 from dispatcher.api.large_json import MAX_VALUES, count_values
-from dispatcher.api.problems import FieldError, Problem
 
 LARGE_BYTES: Final = 64 * 1024
 """From this size, a body is parsed in a thread, so that the event loop can serve other requests."""

@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 import uvloop
 
+from dispatcher.admission.enqueueing import Enqueuer
+from dispatcher.admission.fair_limiter import FairLimiter, FairSessions
+from dispatcher.admission.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
+from dispatcher.admission.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
+from dispatcher.admission.policy import Policy
+from dispatcher.admission.refusal_counter import RefusalCounter
+from dispatcher.admission.validation import EmailValidator
 from dispatcher.api.access import AccessControl
 from dispatcher.api.app import make_app
 from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.face import ActionEndpoints
-from dispatcher.api.fair_limiter import FairLimiter, FairSessions
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.http_protocol import GuardedApp, GuardedProtocol, RequestIds, Timeouts
-from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
-from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
 from dispatcher.api.operator_jobs import OperatorJobs, ReplayEndpoints
-from dispatcher.api.policy import Policy
-from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
-from dispatcher.api.validation import EmailValidator
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.values import LOOPBACKS
@@ -200,8 +201,7 @@ async def serve(
             access,
             BodyReader(slots, memory, max_bytes=settings.api_max_body_bytes),
             EmailValidator(Policy(settings), capabilities_of(settings.providers), settings.lanes),
-            batcher,
-            drafts,
+            Enqueuer(access.quotas, batcher, drafts),
             refusals,
         )
         status = StatusEndpoints(access, settings.lease_seconds, read_sessions)

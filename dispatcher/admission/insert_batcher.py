@@ -6,7 +6,7 @@ import time
 from operator import attrgetter
 from typing import Final
 
-from dispatcher.api.immediate_publisher import ImmediatePublisher
+from dispatcher.admission.immediate_publisher import ImmediatePublisher
 from dispatcher.errors import DispatcherError, StoreBusy
 from dispatcher.host.request_batcher import RequestBatcher
 from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
