@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from dispatcher.config import Settings
 from dispatcher.domain.message import Message
@@ -28,8 +29,7 @@ class Policy:
             detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {allowed:,}"
             yield InvalidEmail("to", detail)
         for name in email.headers:
-            lowered = name.lower()
-            if lowered not in self._headers and not lowered.startswith(self._prefixes):
+            if not self._allows(name):
                 yield InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if isinstance(email, Sms) and (fault := self._sms.fault(email.to[0], email.text)):
             yield fault
@@ -50,6 +50,14 @@ class Policy:
                     f"attachments[{index}].content_type",
                     "is the type of a program or script, which this API does not allow",
                 )
+
+    def allowed_headers(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Those of the headers that these limits allow."""
+        return MappingProxyType({name: value for name, value in headers.items() if self._allows(name)})
+
+    def _allows(self, name: str) -> bool:
+        lowered = name.lower()
+        return lowered in self._headers or lowered.startswith(self._prefixes)
 
 
 _PROGRAMS = frozenset(

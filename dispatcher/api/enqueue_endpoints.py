@@ -13,11 +13,12 @@ from starlette.responses import Response
 from dispatcher.admission.access import Caller
 from dispatcher.admission.enqueueing import Enqueuer
 from dispatcher.admission.insert_batcher import InsertResult
+from dispatcher.admission.off_loop import run_off_loop
 from dispatcher.admission.problems import Problem
 from dispatcher.admission.refusal_counter import RefusalCounter
 from dispatcher.admission.validation import KEY_HEADER, KEY_PATTERN, EmailValidator, require_enqueued
 from dispatcher.api.access import AccessControl
-from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.large_json import parse
 from dispatcher.api.operation import BODY_PROBLEMS, ID, Operation, object_schema, reference
 from dispatcher.api.validation import MAX_BATCH_EMAILS, batch_items, idempotency_key, require_key

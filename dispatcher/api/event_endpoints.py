@@ -16,8 +16,9 @@ from typing import Any, Final, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dispatcher.admission.off_loop import run_off_loop
 from dispatcher.admission.problems import Problem
-from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.face import Endpoint
 from dispatcher.api.operation import BODY_PROBLEMS, Operation
 from dispatcher.config import Settings

@@ -23,9 +23,10 @@ from dispatcher.actions.feed import ListEvents
 from dispatcher.actions.runner import Face, Who, check, run
 from dispatcher.admission.access import Caller
 from dispatcher.admission.fair_limiter import FairSessions, FairTurns
+from dispatcher.admission.off_loop import run_off_loop
 from dispatcher.admission.problems import FieldError, Problem, pointer_of
 from dispatcher.api.access import AccessControl
-from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.large_json import parse
 from dispatcher.api.operation import (
     BODY_PROBLEMS,
