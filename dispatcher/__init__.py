@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from dispatcher.version import VERSION
 
 if TYPE_CHECKING:
+    from dispatcher.domain.calendar import Calendar
     from dispatcher.domain.email import Email
     from dispatcher.domain.outgoing import Attachment
     from dispatcher.domain.sms import Sms
@@ -30,6 +31,7 @@ __version__ = VERSION
 __all__ = [
     "Acceptance",
     "Attachment",
+    "Calendar",
     "DispatcherError",
     "Email",
     "Enqueued",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    "domain.calendar": ("Calendar",),
     "domain.email": ("Email",),
     "domain.outgoing": ("Attachment",),
     "domain.sms": ("Sms",),

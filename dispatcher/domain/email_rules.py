@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import Final
 
 from dispatcher.domain.address import parse_address
+from dispatcher.domain.calendar import Calendar
 from dispatcher.domain.headers import header_name_fault, header_value_fault
 from dispatcher.domain.lanes import LANE
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import CONTENT_ID_PATTERN, Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.text import (
     MAX_KEY_CHARACTERS,
@@ -64,6 +65,7 @@ NO_METADATA: Final = MappingProxyType[str, str]({})
 _MAX_CACHED_CHARACTERS: Final = 200
 _TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_CID: Final = re.compile(rf"""\bcid:({CONTENT_ID_PATTERN})""", re.IGNORECASE)
 _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
 
 
@@ -268,6 +270,36 @@ def attachments(field: str, value: object) -> tuple[Attachment, ...]:
             raise InvalidEmail(f"{field}[{index}].content", reason)
         kept.append(item)
     return tuple(kept)
+
+
+def check_content_ids(files: Sequence[Attachment], html: str | None, template_id: str | None) -> None:
+    """Raises InvalidEmail if the HTML and the content ids of inline images do not match. A template's is unknown."""
+    ids = [(index, file.content_id) for index, file in enumerate(files) if file.content_id is not None]
+    if not ids:
+        return
+    seen: set[str] = set()
+    shown_ids = set(_CID.findall(html or ""))
+    for index, content_id in ids:
+        field = f"attachments[{index}].content_id"
+        if content_id in seen:
+            raise InvalidEmail(field, "is also that of another attachment; give each its own")
+        seen.add(content_id)
+        if template_id is None and content_id not in shown_ids:
+            raise InvalidEmail(field, f'is not shown by html; write <img src="cid:{content_id}">, or remove content_id')
+    if unknown := shown_ids - seen:
+        raise InvalidEmail("html", f"shows cid:{shown(min(unknown))}, but no attachment has this content_id")
+
+
+def calendar(field: str, value: object) -> Calendar:
+    if not isinstance(value, Calendar):
+        raise InvalidEmail(field, "must be a Calendar")
+    return value
+
+
+def octets(field: str, value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise InvalidEmail(field, "must be bytes")
+    return value
 
 
 def tags(field: str, value: object) -> tuple[str, ...]:

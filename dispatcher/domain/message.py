@@ -16,12 +16,17 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from dispatcher.domain import email_rules as rules
+from dispatcher.domain.calendar import Calendar
 from dispatcher.domain.email_json import (
     ATTACHMENT_SCHEMA,
+    CALENDAR_SCHEMA,
     attachment_document,
     attachments_of,
+    calendar_of,
     instant_of,
     instant_text,
+    raw_of,
+    raw_text,
 )
 from dispatcher.domain.json_data import NO_DATA, checked_data
 from dispatcher.domain.lanes import LANE
@@ -101,6 +106,14 @@ _ATTACHMENTS: Final = Kind(
     lambda files: [attachment_document(file) for file in files],
     "PATH",
 )
+_CALENDAR: Final = Kind(
+    rules.calendar,
+    {"$ref": "#/components/schemas/Calendar"},
+    calendar_of,
+    lambda calendar: {"content": calendar.content, "method": calendar.method},
+    "PATH",
+)
+_RAW: Final = Kind(rules.octets, {"type": "string", "contentEncoding": "base64"}, raw_of, raw_text, "PATH")
 _TAGS: Final = Kind(
     rules.tags, list_schema(text_schema(rules.MAX_TAG_CHARACTERS, 1), rules.MAX_TAGS, uniqueItems=True), encode=list
 )
@@ -127,7 +140,7 @@ _INSTANT: Final = Kind(
 )
 _LANE: Final = Kind(rules.lane, {"type": "string", "pattern": f"^{LANE.pattern}$", "examples": ["urgent"]})
 
-SHARED_SCHEMAS: Final = {"Address": ADDRESS_SCHEMA, "Attachment": ATTACHMENT_SCHEMA}
+SHARED_SCHEMAS: Final = {"Address": ADDRESS_SCHEMA, "Attachment": ATTACHMENT_SCHEMA, "Calendar": CALENDAR_SCHEMA}
 """The schemas to which the schemas of messages refer."""
 
 
@@ -209,6 +222,18 @@ class Message:
         is_private=True,
     )
     attachments: tuple[Attachment, ...] = stated_as(_ATTACHMENTS, "Files to attach.", (), is_private=True)
+    calendar: Calendar | None = stated_as(
+        _CALENDAR,
+        "An invitation or another calendar object, as iCalendar text with a METHOD. Mail programs show buttons for it.",
+        is_private=True,
+    )
+    raw: bytes | None = stated_as(
+        _RAW,
+        "A whole MIME message, instead of the other fields of the content. Only the providers ses and smtp can send "
+        "what these fields cannot say, such as a signature.",
+        over_http="In base64. `recipients` is its envelope; default: the addresses in To, Cc and Bcc.",
+        is_private=True,
+    )
     tags: tuple[str, ...] = stated_as(
         _TAGS,
         "Categories for the provider's statistics. `one_time_code` is not sent to the provider: it sets "

@@ -7,10 +7,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field  # applications derive from Attachment
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 from unicodedata import category, normalize
 from uuid import UUID
 
+from dispatcher.domain.calendar import CALENDAR_FILENAME, OutgoingCalendar
 from dispatcher.domain.text import name_fault
 from dispatcher.domain.values import replace, value
 from dispatcher.errors import InvalidEmail
@@ -44,6 +45,8 @@ MAX_FILENAME_CHARACTERS: Final = 255
 """The longest file name that common file systems store."""
 _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
+CONTENT_ID_PATTERN: Final = "[A-Za-z0-9!$&*+./=^_{}|~@-]{1,200}"
+"""The characters of a content id that need no escapes in a header and in a `cid:` URL (RFC 2392)."""
 
 EMAIL_CHANNEL: Final = "email"
 """The channel of emails, as opposed to SMS."""
@@ -64,16 +67,21 @@ class OutgoingAttachment:
         filename: The name that the recipient sees; no path, no control characters.
         content_type: A MIME type, such as `application/pdf`.
         content: The decoded bytes.
+        content_id: The id by which the HTML shows the file, as `cid:` and the id; None: a file to download.
     """
 
     filename: str
     content_type: str
     content: bytes = field(repr=False)
+    content_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment(OutgoingAttachment):
     """A file to attach to an email. Validated when it is created.
+
+    With a `content_id`, the file is an inline image: `<img src="cid:logo">` in the email's `html` shows
+    `Attachment("logo.png", "image/png", content, content_id="logo")`.
 
     Raises:
         InvalidEmail: An argument is invalid. The error contains the first such argument's name.
@@ -87,6 +95,8 @@ class Attachment(OutgoingAttachment):
             raise InvalidEmail("content_type", fault)
         if not isinstance(self.content, bytes):
             raise InvalidEmail("content", "must be bytes")
+        if self.content_id is not None and (fault := _content_id_fault(self.content_id)):
+            raise InvalidEmail("content_id", fault)
 
 
 @value
@@ -108,6 +118,9 @@ class OutgoingEmail:
             channels other than `email`, only `to`, `sender`, `text` and `tags` are set, and `sender` may be empty.
         shown: The headers To and Cc, if they differ from `to` and `cc`: earlier attempts have delivered the email to
             some recipients. An adapter whose API has no separate envelope ignores this. None: `to` and `cc`.
+        calendar: A calendar object, to send as an alternative to the bodies and as the file `invite.ics`.
+        raw: The whole MIME message. The other fields are only the envelope, and `headers` to add before it. None: the
+            message is built from the other fields.
     """
 
     email_id: UUID
@@ -127,6 +140,45 @@ class OutgoingEmail:
     tags: tuple[str, ...] = ()
     channel: str = EMAIL_CHANNEL
     shown: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    calendar: OutgoingCalendar | None = None
+    raw: bytes | None = field(default=None, repr=False)
+
+
+class FilePart(NamedTuple):
+    """A part of an email that is stored like an attachment, so that a worker reads it just before it sends the email.
+
+    `part`: `calendar` or `raw`; None: an attachment.
+    """
+
+    filename: str
+    content_type: str
+    content: bytes
+    content_id: str | None = None
+    part: str | None = None
+
+
+CALENDAR_PART: Final = "calendar"
+RAW_PART: Final = "raw"
+
+
+class _HasFiles(Protocol):
+    @property
+    def attachments(self) -> tuple[OutgoingAttachment, ...]: ...
+    @property
+    def calendar(self) -> OutgoingCalendar | None: ...
+    @property
+    def raw(self) -> bytes | None: ...
+
+
+def file_parts(email: _HasFiles) -> list[FilePart]:
+    """The attachments, and what is stored like an attachment."""
+    parts = [FilePart(each.filename, each.content_type, each.content, each.content_id) for each in email.attachments]
+    if (calendar := email.calendar) is not None:
+        content_type = f"text/calendar; method={calendar.method}"
+        parts.append(FilePart(CALENDAR_FILENAME, content_type, calendar.content.encode(), part=CALENDAR_PART))
+    if email.raw is not None:
+        parts.append(FilePart("message.eml", "message/rfc822", email.raw, part=RAW_PART))
+    return parts
 
 
 def without_recipients(email: OutgoingEmail, positions: Container[int]) -> OutgoingEmail:
@@ -150,6 +202,16 @@ def _filename_fault(filename: object) -> str | None:
     if not plain.replace(".", "").strip():
         return "must have a character other than dots and spaces"
     return "contains a slash or backslash; give the file name without a path" if "/" in plain or "\\" in plain else None
+
+
+def _content_id_fault(content_id: object) -> str | None:
+    if not isinstance(content_id, str):
+        return "must be a string"
+    if re.fullmatch(CONTENT_ID_PATTERN, content_id):
+        return None
+    if content_id.startswith(("<", "cid:")):
+        return "must be the bare id, such as logo, without < > and cid:"
+    return "must be 1 to 200 ASCII letters, digits or some of . _ - + @ =, such as logo or logo@example.com"
 
 
 def _content_type_fault(content_type: object) -> str | None:
