@@ -118,8 +118,8 @@ class Door:
     async def _enqueue(
         self, caller: Caller, sender: str, recipients: Sequence[str], content: bytes, traceparent: str | None
     ) -> tuple[UUID, bool]:
-        """Enqueues a message for those of its recipients who have not got it. Returns the id of an email of the message,
-        and whether this call has enqueued one."""
+        """Enqueues a message for those of its recipients for whom it was not enqueued. Returns the id of an email of
+        the message, and whether this call has enqueued one."""
 
         def read() -> tuple[bool, Draft]:
             self._check_form(content)

@@ -73,4 +73,4 @@ class Guard:
         self._failures[address] = (since, failures + 1)
         if len(self._failures) > _MOST_ADDRESSES:
             self._failures.popitem(last=False)
-        return min(LONGEST_DELAY_SECONDS, self._delay_seconds * 2 ** min(failures, 8))
+        return min(LONGEST_DELAY_SECONDS, self._delay_seconds * (1 << min(failures, 8)))

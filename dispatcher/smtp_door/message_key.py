@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b32encode
 from hashlib import sha256
+from itertools import islice
 from typing import Final, NamedTuple
 
 from dispatcher.admission.problems import FieldError, Problem
@@ -15,6 +16,8 @@ _DIGEST_CHARACTERS: Final = 26
 _ANEW: Final = rb"(?:received|return-path|date|message-id|idempotency-key|dkim-signature|arc-[a-z-]+)"
 """Headers that can differ when a client submits a message again."""
 _BOUNDARY: Final = re.compile(rb'boundary="?([^"\s;]{8,70})', re.IGNORECASE)
+_MOST_BOUNDARIES: Final = 16
+"""More are not looked for: each takes a pass over the content."""
 
 
 class Name(NamedTuple):
@@ -64,7 +67,7 @@ def fingerprint_of(content: bytes) -> bytes:
     """A digest of what two submissions of one message have in common, whoever their recipients are."""
     head = head_of(content)
     body = content[len(head) - 2 :]
-    for boundary in {each for each in _BOUNDARY.findall(head)}:
+    for boundary in {found[1] for found in islice(_BOUNDARY.finditer(content), _MOST_BOUNDARIES)}:
         head, body = head.replace(boundary, b"="), body.replace(boundary, b"=")
     head = re.sub(rb"(?i)\r\n" + _ANEW + rb"[ \t]*:(?:[^\r]|\r\n(?=[ \t]))*", b"", head)
     return sha256(b"smtp 1" + head + body).digest()

@@ -43,8 +43,8 @@ OF_LIBRARY: Final = MappingProxyType(
         "500 Error: command 'AUTH' not recognized": "503 5.5.1 Send EHLO instead of HELO, then AUTH.",
         "555 MAIL FROM parameters not recognized or not implemented": "555 5.5.4 MAIL has an unknown parameter.",
         "555 RCPT TO parameters not recognized or not implemented": "555 5.5.4 RCPT has an unknown parameter.",
-        "552 Error: message size exceeds fixed maximum message size": "552 5.3.4 The message is larger than this server "
-        "allows. Send a smaller message.",
+        "552 Error: message size exceeds fixed maximum message size": "552 5.3.4 The message is larger than this "
+        "server allows. Send a smaller message.",
         "553 5.1.3 Error: malformed address": "553 5.1.3 The address is not valid. Write it as <name@example.org>.",
         "501 Syntax: MAIL FROM: <address> [SP <mail-parameters>]": "501 5.5.4 Write MAIL FROM:<name@example.org>.",
         "501 Syntax: RCPT TO: <address> [SP <mail-parameters>]": "501 5.5.4 Write RCPT TO:<name@example.org>.",
