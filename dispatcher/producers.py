@@ -39,6 +39,7 @@ from dispatcher.store.enqueueing import (
     attachment_parameters,
     draft,
     has_attachments,
+    has_file_parts,
     holders,
     insert_parameters,
     key_parameters,
@@ -236,7 +237,7 @@ def _is_one_statement(emails: Iterable[Message]) -> bool:
     Outside autocommit mode, the call must not begin a transaction. If the caller has executed no statement yet,
     psycopg's `transaction()` would commit the caller's own transaction.
     """
-    return isinstance(emails, list) and len(emails) == 1 and not emails[0].attachments
+    return isinstance(emails, list) and len(emails) == 1 and not has_file_parts(emails[0])
 
 
 def _answers(

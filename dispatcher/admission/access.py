@@ -69,6 +69,10 @@ class Caller:
             detail = "Use an address or domain that the key was created with, or another key."
             raise Problem("sender-forbidden", detail, errors=[error])
 
+    def check_senders(self, senders: Sequence[str], prefix: str = "") -> None:
+        for sender in senders:
+            self.check_sender(sender, prefix)
+
     @property
     def lane(self) -> str | None:
         """The lane for emails that name no lane: the lane of the caller's key.

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Final
 
 from dispatcher.admission.immediate_publisher import ImmediatePublisher
+from dispatcher.domain.outgoing import file_parts
 from dispatcher.errors import DispatcherError, StoreBusy
 from dispatcher.host.request_batcher import RequestBatcher
 from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
@@ -80,4 +81,4 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
 
 def _content_bytes(draft: Draft) -> int:
     email = draft.email
-    return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
+    return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in file_parts(email))

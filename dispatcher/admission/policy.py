@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator
 
 from dispatcher.config import Settings
+from dispatcher.domain.headers import is_reserved
 from dispatcher.domain.message import Message
+from dispatcher.domain.mime_in import files_in
 from dispatcher.domain.outgoing import endings_of
+from dispatcher.domain.raw_mime import names_in
 from dispatcher.domain.sms import Sms
 from dispatcher.errors import InvalidEmail
 
@@ -28,36 +30,51 @@ class Policy:
         if recipients > (allowed := self.settings.api_max_recipients):
             detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {allowed:,}"
             yield InvalidEmail("to", detail)
-        for name in email.headers:
-            if not self._allows(name):
+        raw_names = () if email.raw is None else [name for name in names_in(email.raw) if not is_reserved(name)]
+        for name in (*email.headers, *raw_names):
+            if not self.allows_header(name):
                 yield InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if isinstance(email, Sms) and (fault := self._sms.fault(email.to[0], email.text)):
             yield fault
-        if len(email.attachments) > (allowed := self.settings.api_max_attachments):
-            yield InvalidEmail("attachments", f"has {len(email.attachments):,} entries; this API allows {allowed:,}")
+        if email.raw is None:
+            yield from self._file_faults(
+                [(each.filename, each.content_type, len(each.content)) for each in email.attachments]
+            )
+        else:
+            yield from _within_raw(self._file_faults(files_in(email.raw)))
+
+    def _file_faults(self, files: Iterable[tuple[str, str, int]]) -> Iterator[InvalidEmail]:
+        files = list(files)
+        if len(files) > (allowed := self.settings.api_max_attachments):
+            yield InvalidEmail("attachments", f"has {len(files):,} entries; this API allows {allowed:,}")
         size = 0
-        for index, file in enumerate(email.attachments):
-            size += len(file.content)
+        for index, (filename, content_type, octets) in enumerate(files):
+            size += octets
             if size > (allowed := self.settings.api_max_attachment_bytes):
                 field = f"attachments[{index}].content"
                 yield InvalidEmail(field, f"makes the attachments exceed {allowed:,} bytes in total")
-            extensions = endings_of(file.filename)
+            extensions = endings_of(filename)
             # If a file's name is `a.{CLSID}`, Windows opens the file with the program that the CLSID identifies.
             if not self._denied_extensions.isdisjoint(extensions) or any(each.startswith("{") for each in extensions):
                 yield InvalidEmail(f"attachments[{index}].filename", "has an extension that this API does not allow")
-            if file.content_type.lower() in _PROGRAMS:
+            if content_type.lower() in _PROGRAMS:
                 yield InvalidEmail(
                     f"attachments[{index}].content_type",
                     "is the type of a program or script, which this API does not allow",
                 )
 
-    def allowed_headers(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Those of the headers that these limits allow."""
-        return MappingProxyType({name: value for name, value in headers.items() if self._allows(name)})
-
-    def _allows(self, name: str) -> bool:
+    def allows_header(self, name: str) -> bool:
         lowered = name.lower()
         return lowered in self._headers or lowered.startswith(self._prefixes)
+
+
+def _within_raw(faults: Iterator[InvalidEmail]) -> Iterator[InvalidEmail]:
+    """The faults of a raw message's files, which have no field of their own."""
+    try:
+        for each in faults:
+            yield InvalidEmail("raw", f"has files, of which {each.field} {each.reason}")
+    except InvalidEmail as error:  # the files cannot be found
+        yield error
 
 
 _PROGRAMS = frozenset(

@@ -84,7 +84,7 @@ class EmailValidator:
 
     def check(self, email: Message, caller: Caller, prefix: str = "") -> None:
         """Checks what this process, the key and the configured providers allow. Raises the problem."""
-        caller.check_sender(email.sender, prefix)
+        caller.check_senders(email.senders, prefix)
         if email.lane is not None and email.lane not in self.lanes:
             raise refusal([self._no_lane()], prefix)
         caller.check_lane(email.lane, prefix)

@@ -44,14 +44,23 @@ EXAMPLE: Final[dict[str, Any]] = {
 _NUMBER: Final = "The recipient's number in E.164, such as `+4915112345678`."
 _NUMBER_SCHEMA: Final = text_schema(40, 3, pattern=NUMBER_PATTERN)
 _SENDER: Final = "A number, a short code, a name or a pool of senders. Default: the provider's setting."
-_NEEDS_SUBJECT: Final = {"anyOf": [{"required": ["subject"]}, {"required": ["template_id"]}]}
+_NEEDS: Final = {
+    "anyOf": [{"required": ["from", "subject"]}, {"required": ["from", "template_id"]}, {"required": ["raw"]}]
+}
+_ENVELOPE: Final = Email.by_json_name["to"].kind.schema["anyOf"]
+RECIPIENTS: Final[dict[str, Any]] = {
+    "recipients": {
+        "anyOf": [*_ENVELOPE, {"type": "null"}],
+        "description": "Only with `raw`: who gets the email. Default: the addresses in its To, Cc and Bcc.",
+    }
+}
 SCHEMAS: Final[dict[str, Any]] = {
     **SHARED_SCHEMAS,
     # The key of a single email may be in the header Idempotency-Key instead.
-    "Email": {**Email.schema(["from"]), **_NEEDS_SUBJECT, "examples": [EXAMPLE]},
+    "Email": {**Email.schema([], **RECIPIENTS), **_NEEDS, "examples": [EXAMPLE]},
     "KeyedEmail": {
-        **Email.schema(["message_key", "from"]),
-        **_NEEDS_SUBJECT,
+        **Email.schema(["message_key"], **RECIPIENTS),
+        **_NEEDS,
         "examples": [{"message_key": "order-17-receipt", **EXAMPLE}],
     },
     "Sms": {

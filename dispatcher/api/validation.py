@@ -50,7 +50,7 @@ async def admit(access: AccessControl, settings: Settings, caller: Caller, email
     the caller's key. Raises the problem."""
     if caller.key is not None and Scope.SEND not in caller.key.scopes:
         raise Problem("insufficient-scope", f"Use a key that also has the scope {Scope.SEND}.")
-    caller.check_sender(email.sender)
+    caller.check_senders(email.senders)
     if email.ignore_suppression:
         caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression")
     if faults := list(islice(Policy(settings).faults(email), MAX_MISTAKES)):

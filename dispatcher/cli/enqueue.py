@@ -16,7 +16,8 @@ from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import Age, Instant, json_option, known_lane
 from dispatcher.cli.output import print_data, print_json, say
-from dispatcher.domain.email import Email
+from dispatcher.domain.calendar import Calendar
+from dispatcher.domain.email import Email, EmailOptions
 from dispatcher.domain.message import FIELDS, Message, Stated
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
 from dispatcher.domain.sms import Sms
@@ -34,6 +35,7 @@ _NAMES: Final = {
     "template_id": "template",
     "headers": "header",
     "attachments": "attach",
+    "raw": "mime",
     "tags": "tag",
     "tenant_id": "tenant",
 }
@@ -41,6 +43,8 @@ _NAMES: Final = {
 _SEPARATORS: Final = {":": "colon", "=": "equals sign"}
 _TYPES: Final = {
     "attachments": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "calendar": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "raw": click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     "send_at": Instant(),
     "expires_at": Instant(),
 }
@@ -98,6 +102,9 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
                          --text '4711 is your code.' --erase-after-sending --expires-in 10m
       dispatcher enqueue --key order-17-receipt --from shop@example.com --to ann@example.org \\
                          --template d-0c1a --template-data '{"number": 17}'
+      dispatcher enqueue --key meeting-4 --from ann@example.com --to bob@example.org --subject Meeting \\
+                         --text 'Please join.' --calendar invite.ics
+      dispatcher enqueue --key order-17-receipt --mime receipt.eml
       dispatcher enqueue --sms --key login-4711 --to +4915112345678 --text '4711 is your code.' --expires-in 10m
       dispatcher enqueue --file emails.jsonl
       make-emails | dispatcher enqueue --file - --json
@@ -114,9 +121,13 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     run of the same command has a different expires_at, and the second run is refused. To be able to repeat the command,
     use --expires-at instead.
 
+    --mime takes a whole MIME message, such as a signed email. Its recipients are those of --to, if given; otherwise the
+    addresses in To, Cc and Bcc. If the fields of an email cannot say everything that the message says, only the
+    providers ses and smtp can send it.
+
     A file has one JSON object per line, with the fields FIELDS. An attachment is an object with the fields filename,
-    content_type and content (in base64). Templates need the provider resend, sendgrid or ses. For an SMS, add
-    "channel": "sms", and give a phone number in `to`.
+    content_type and content (in base64), and content_id for an inline image. Templates need the provider resend,
+    sendgrid or ses. For an SMS, add "channel": "sms", and give a phone number in `to`.
 
     The command reports each invalid line by its number, and enqueues all valid lines. After an interruption, run the
     same command again: emails that are already enqueued are not enqueued twice.
@@ -169,6 +180,8 @@ def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
 
 def _message(options: dict[str, Any], kind: type[Email | Sms]) -> Email | Sms:
     """The message that the options describe. An InvalidEmail names the option, such as `--from`."""
+    if options["raw"] is not None:
+        return _mime_email(options)
     check = _check_sms if kind is Sms else _check_email
     check(options)
     known_lane(options["lane"], "--lane")
@@ -182,6 +195,7 @@ def _message(options: dict[str, Any], kind: type[Email | Sms]) -> Email | Sms:
             "to": options["to"],
             "headers": _pairs("--header", options["headers"], ":", "X-Campaign: spring"),
             "attachments": [_attachment(path) for path in options["attachments"]],
+            **({} if options["calendar"] is None else {"calendar": _calendar(options["calendar"])}),
             "template_data": _template_data(options["template_data"]),
             "allowed_headers": read_settings().allowed_provider_headers,
         }
@@ -190,6 +204,45 @@ def _message(options: dict[str, Any], kind: type[Email | Sms]) -> Email | Sms:
     except InvalidEmail as error:
         field = re.split(r"[.\[]", error.field)[0]
         raise InvalidEmail(_flag(field) + error.field[len(field) :], error.reason) from None
+
+
+def _mime_email(options: dict[str, Any]) -> Email:
+    """The email that --mime and the options describe that say nothing about its content."""
+    path: Path = options["raw"]
+    known = {"raw", "to", "expires_in", "message_key", *EmailOptions.__annotations__}
+    if foreign := [name for name, value in options.items() if value and name not in known]:
+        raise click.UsageError(f"--mime and {_flag(foreign[0])} cannot be combined: the message says this itself.")
+    if not options["message_key"]:
+        raise click.UsageError(_WHY_A_KEY)
+    known_lane(options["lane"], "--lane")
+    options |= _times(options)
+    given = {name: options[name] for name in EmailOptions.__annotations__ if options[name] not in (None, (), False)}
+    given["metadata"] = _pairs("--metadata", options["metadata"], "=", "order=4711")
+    try:
+        with click.open_file(str(path), "rb") as file:
+            message: bytes = file.read()
+    except OSError as error:
+        raise click.UsageError(f"--mime {path} cannot be read: {error.strerror}.") from error
+    try:
+        return Email.from_mime(
+            message,
+            message_key=options["message_key"],
+            recipients=options["to"] or None,
+            allowed_headers=read_settings().allowed_provider_headers,
+            **given,
+        )
+    except InvalidEmail as error:
+        raise InvalidEmail(f"--mime {path.name}: {error.field}", error.reason) from None
+
+
+def _calendar(path: Path) -> Calendar:
+    try:
+        return Calendar(path.read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise click.UsageError(f"--calendar {path} cannot be read: {reason}.") from error
+    except InvalidEmail as error:
+        raise InvalidEmail(f"--calendar {path.name}", error.reason) from None
 
 
 def _check_sms(options: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail
+from dispatcher.domain.raw_mime import head_of
 from dispatcher.domain.values import dataclass
 
 AnyEmail = Message | OutgoingEmail
@@ -23,6 +24,9 @@ class Requirement(Enum):
 
     CHANNEL = auto()
     TEMPLATES = auto()
+    RAW = auto()
+    CALENDAR = auto()
+    INLINE_PARTS = auto()
     RECIPIENTS = auto()
     OCTETS = auto()
     SMTPUTF8 = auto()
@@ -45,6 +49,9 @@ class Capabilities:
         copies: Peak memory for reading and sending an attachment, as a multiple of the attachment's size. There is no
             default, because each adapter must be measured.
         templates: The provider renders templates (`template_id`).
+        inline_parts: The provider sends attachments with a content id as inline images.
+        calendar: The provider sends a calendar object as an alternative to the bodies and as a file.
+        raw_mime: The provider sends a MIME message as it is (`raw`), to an envelope that may differ from its headers.
         smtputf8: The provider accepts addresses with non-ASCII characters before the @.
         max_recipients: The most recipients in to, cc and bcc together.
         max_octets: The most octets of the whole encoded email.
@@ -61,6 +68,9 @@ class Capabilities:
     copies: int
     channel: str = EMAIL_CHANNEL
     templates: bool = False
+    inline_parts: bool = False
+    calendar: bool = False
+    raw_mime: bool = False
     smtputf8: bool = True
     max_recipients: int | None = None
     max_octets: int | None = None
@@ -76,11 +86,10 @@ class Capabilities:
             return Requirement.CHANNEL
         if email.template_id is not None and not self.templates:
             return Requirement.TEMPLATES
+        if need := self._unmet_part(email) if email.attachments or email.calendar or email.raw else None:
+            return need
         if self.max_recipients is not None and recipients_of(email) > self.max_recipients:
             return Requirement.RECIPIENTS
-        # An email without attachments is far below every provider's limit (see email_rules.MAX_BODY_OCTETS).
-        if self.max_octets is not None and email.attachments and octets_of(email) > self.max_octets:
-            return Requirement.OCTETS
         if not self.smtputf8 and smtputf8_field(email) is not None:
             return Requirement.SMTPUTF8
         if self.max_local_octets is not None and long_local_field(email, self.max_local_octets) is not None:
@@ -91,6 +100,16 @@ class Capabilities:
         ):
             return next((need for need in self.refuses if UNUSUAL[need](email)), None)
         return None
+
+    def _unmet_part(self, email: AnyEmail) -> Requirement | None:
+        if email.raw is not None and not self.raw_mime:
+            return Requirement.RAW
+        if email.calendar is not None and not self.calendar:
+            return Requirement.CALENDAR
+        if not self.inline_parts and any(file.content_id is not None for file in email.attachments):
+            return Requirement.INLINE_PARTS
+        # An email without such parts is far below every provider's limit (see email_rules.MAX_BODY_OCTETS).
+        return Requirement.OCTETS if self.max_octets is not None and octets_of(email) > self.max_octets else None
 
 
 UNUSUAL: Final[Mapping[Requirement, Callable[[AnyEmail], bool]]] = {
@@ -113,11 +132,13 @@ def recipients_of(email: AnyEmail) -> int:
 def octets_of(email: AnyEmail) -> int:
     """A lower bound for the size of the encoded email, in octets. Attachments count as base64."""
     files = sum(len(file.content) for file in email.attachments)
-    return files * 4 // 3 + len(email.text or "") + len(email.html or "")
+    return files * 4 // 3 + len(email.text or "") + len(email.html or "") + len(email.raw or b"")
 
 
 def smtputf8_field(email: AnyEmail) -> str | None:
-    """The first field with an address that needs SMTPUTF8 (RFC 6531); None if no address needs it."""
+    """The first field with an address that needs SMTPUTF8 (RFC 6531), or `raw` if its headers do; None if none does."""
+    if email.raw is not None and not head_of(email.raw).isascii():
+        return "raw"
     if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
     return next((field for field, text in _addresses(email) if not has_ascii_local_part(text)), None)

@@ -115,7 +115,6 @@ class Email(Message):
 
     @property
     def senders(self) -> tuple[str, ...]:
-        """The sender, and everyone else whom a raw message names as a sender."""
         if self.raw is None:
             return (self.sender,)
         from dispatcher.domain.mime_in import senders_in

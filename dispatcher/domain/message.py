@@ -364,6 +364,11 @@ class Message:
         return {**fixed, "required": list(required), "properties": properties}
 
     @property
+    def senders(self) -> tuple[str, ...]:
+        """Everyone whom a recipient may take for the sender."""
+        return (self.sender,)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences that the caller should read although the message is valid. They contain no private data."""
         return ()

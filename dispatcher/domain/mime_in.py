@@ -23,7 +23,7 @@ from email.parser import BytesParser, HeaderParser
 from email.policy import EmailPolicy
 from itertools import count
 from mimetypes import guess_extension
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.calendar import Calendar
@@ -55,6 +55,17 @@ _CID: Final = re.compile(r"""cid:([^"'\s<>)]{1,500})""", re.IGNORECASE)
 _FAULTS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What Python's parser raises for some invalid messages."""
 _POLICY: Final = policy.default
+
+
+class AnyEnvelope(Protocol):
+    @property
+    def raw(self) -> bytes | None: ...
+    @property
+    def to(self) -> Sequence[str]: ...
+    @property
+    def cc(self) -> Sequence[str]: ...
+    @property
+    def bcc(self) -> Sequence[str]: ...
 
 
 class Lost(Exception):
@@ -178,7 +189,7 @@ class MimeIn:
         if value is None:
             return ""
         text = str(value).replace("\t", " ").strip()
-        if getattr(value, "defects", ()) or header_fault(text):
+        if getattr(value, "defects", ()) or "\N{REPLACEMENT CHARACTER}" in text or header_fault(text):
             raise Lost(f"has a header {shown(name)} that cannot be decoded")
         return text
 
@@ -337,7 +348,21 @@ def _check(part: EmailMessage, parameters: Collection[str], *, is_root: bool) ->
 
 
 def _defects(part: EmailMessage, name: str) -> Sequence[object]:
-    return cast("Sequence[object]", getattr(part.get(name), "defects", ()))
+    found = getattr(part.get(name), "defects", ())
+    # Some mail programs write a file's name as an encoded word in quotes. Everyone decodes it, Python, too.
+    return [each for each in found if "encoded word" not in str(each).replace("-", " ")]
+
+
+def why_raw(email: AnyEnvelope) -> str:
+    """Why a message was kept raw: a phrase after "it"."""
+    assert email.raw is not None
+    try:
+        MimeIn(email.raw, [*email.to, *email.cc, *email.bcc], ()).fields()
+    except Lost as lost:
+        return str(lost)
+    except InvalidEmail as error:
+        return error.reason
+    return "has content that an email cannot have otherwise"
 
 
 def senders_in(octets: bytes) -> list[str]:

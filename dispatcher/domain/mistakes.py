@@ -28,6 +28,8 @@ def all_mistakes(
     document: Mapping[str, Any], first: InvalidEmail, *, allowed_headers: Collection[str] = ()
 ) -> list[InvalidEmail]:
     """The mistakes in the JSON object of a message, at most MAX_MISTAKES. `first` is the one that reading it raised."""
+    if document.get("raw") is not None:
+        return [first]  # the fields of the content are in the message
     search = _Search(document, allowed_headers)
     found = {each.field: each for each in islice(search.alone(), MAX_MISTAKES)}
     for each in search.together({name.partition("[")[0].partition(".")[0] for name in found}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field  # applications derive from Attachment
 from datetime import datetime
 from types import MappingProxyType
@@ -179,6 +179,21 @@ def file_parts(email: _HasFiles) -> list[FilePart]:
     if email.raw is not None:
         parts.append(FilePart("message.eml", "message/rfc822", email.raw, part=RAW_PART))
     return parts
+
+
+def with_file_parts(email: OutgoingEmail, files: Sequence[FilePart]) -> OutgoingEmail:
+    """The email with its parts; the opposite of `file_parts`. Raises ValueError if a row was edited by hand."""
+    if not files:
+        return email
+    attachments = [OutgoingAttachment(*file[:4]) for file in files if file.part is None]
+    email = replace(email, attachments=tuple(attachments))
+    for file in files:
+        if file.part == CALENDAR_PART:
+            method = file.content_type.rpartition("=")[2]
+            email = replace(email, calendar=OutgoingCalendar(file.content.decode(), method))
+        elif file.part == RAW_PART:
+            email = replace(email, raw=file.content)
+    return email
 
 
 def without_recipients(email: OutgoingEmail, positions: Container[int]) -> OutgoingEmail:

@@ -241,6 +241,10 @@ def _parts(email: OutgoingEmail) -> Iterator[str]:
         yield attachment.filename
     yield (email.text or "")[:BODY_CHARACTERS]
     yield _TAG.sub(" ", (email.html or "")[:BODY_CHARACTERS])
+    if email.calendar is not None:
+        yield email.calendar.content[:BODY_CHARACTERS]
+    if email.raw is not None:
+        yield _TAG.sub(" ", email.raw[:BODY_CHARACTERS].decode("utf-8", "replace"))
     yield from _texts(email.template_data)
 
 

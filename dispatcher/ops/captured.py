@@ -14,7 +14,7 @@ import os
 import re
 import unicodedata
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -241,7 +241,7 @@ def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail 
             attachments=[_attachment(number, part) for number, part in enumerate(parts) if id(part) not in used],
         ),
         fields=[(each, value) for each in SHOWN_FIELDS if (value := _clean(field_of(message, each)))],
-        framed=None if html is None else _with_images(html, parts),
+        framed=None if html is None else with_images(html, _images_of(parts)),
         source=source[0],
     )
 
@@ -380,15 +380,22 @@ def _content(part: Message) -> bytes:
     return content if isinstance(content, bytes) else b""
 
 
-def _with_images(html: str, parts: Sequence[Message]) -> str:
-    """Replaces references to the email's own images by data URLs, because a page in a sandbox loads nothing."""
-    images: dict[str, str] = {}
-    left = MAX_INLINE_IMAGE_BYTES
+def _images_of(parts: Iterable[Message]) -> Iterator[tuple[str, str, bytes]]:
     for part in parts:
         content_id = str(part.get("Content-ID", "")).strip().removeprefix("<").removesuffix(">")
-        if content_id and part.get_content_type() in INLINE_IMAGES and len(content := _content(part)) <= left:
+        if content_id and part.get_content_type() in INLINE_IMAGES:
+            yield content_id, part.get_content_type(), _content(part)
+
+
+def with_images(html: str, files: Iterable[tuple[str | None, str, bytes]]) -> str:
+    """Replaces references to the email's own images by data URLs, because a page in a sandbox loads nothing. `files`:
+    their content ids, types and contents."""
+    images: dict[str, str] = {}
+    left = MAX_INLINE_IMAGE_BYTES
+    for content_id, content_type, content in files:
+        if content_id is not None and content_type in INLINE_IMAGES and len(content) <= left:
             left -= len(content)
-            images[content_id] = f"data:{part.get_content_type()};base64,{b64encode(content).decode()}"
+            images[content_id] = f"data:{content_type};base64,{b64encode(content).decode()}"
     left = MAX_EMAIL_BYTES
 
     def embedded(found: re.Match[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.config import Settings
+from dispatcher.domain.calendar import Calendar
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_history import Resent
 from dispatcher.domain.message import Message
@@ -145,7 +146,15 @@ def _copy(
         raise InvalidEmail("channel", f"is {content.channel}; only emails and SMS can be resent")
     names = ("subject", "html", "template_id", "template_data", "cc", "bcc", "reply_to")
     given |= {name: getattr(content, name) for name in names}
-    given["attachments"] = [Attachment(each.filename, each.content_type, each.content) for each in content.attachments]
+    given["attachments"] = [
+        Attachment(each.filename, each.content_type, each.content, each.content_id) for each in content.attachments
+    ]
+    if content.calendar is not None:
+        given["calendar"] = Calendar(content.calendar.content, content.calendar.method)
+    if content.raw is not None:
+        if fixed := changes.keys() & {"sender", "subject", "headers"}:
+            raise InvalidEmail(min(fixed), "cannot be changed in a raw email, which is sent as it is")
+        given["raw"] = content.raw
     given["headers"] = _merged(content.headers, changes.pop("headers", {}))
     others = {"cc": (), "bcc": ()} if "to" in changes else {}
     return Email(**{**given, **others, **changes}, allowed_headers=allowed_headers)

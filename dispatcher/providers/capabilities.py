@@ -42,6 +42,12 @@ def unsupported_by_all(configured: Mapping[str, Capabilities]) -> list[str]:
     limits = []
     if not any(one.templates for one in each):
         limits.append("a template")
+    if not any(one.raw_mime for one in each):
+        limits.append("raw MIME")
+    if not any(one.calendar for one in each):
+        limits.append("a calendar")
+    if not any(one.inline_parts for one in each):
+        limits.append("an inline image")
     if not any(one.smtputf8 for one in each):
         limits.append("an address that needs SMTPUTF8")
     if recipients := _highest([one.max_recipients for one in each]):
@@ -111,6 +117,8 @@ class _Shortage(NamedTuple):
 
 
 _SHORTAGES: Final = {
+    Requirement.CALENDAR: _Shortage("calendar", "a calendar", "remove the calendar", "calendar parts"),
+    Requirement.INLINE_PARTS: _Shortage("attachments", "a content_id", "remove it", "inline images"),
     Requirement.TEMPLATES: _Shortage("template_id", "template_id", "set text or html", "templates"),
     Requirement.EMPTY_SUBJECT: _Shortage("subject", "an empty subject", "set a subject"),
     Requirement.EMPTY_FILES: _Shortage("attachments", "an attachment of 0 bytes", "remove the attachment"),
@@ -132,6 +140,11 @@ def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
         case Requirement.OCTETS:
             feature = f"a limit of at least {octets_of(email):,} octets"
             return _Shortage("attachments", "the email's size", "use smaller attachments", feature, Reason.TOO_LARGE)
+        case Requirement.RAW:
+            from dispatcher.domain.mime_in import why_raw  # here, because Python's parser takes long to import
+
+            why = why_raw(email)
+            return _Shortage("raw", f"raw (the message is sent as it is, because it {why})", "change that", "raw MIME")
         case Requirement.SMTPUTF8:
             field, feature = smtputf8_field(email) or "email", "SMTPUTF8"
         case Requirement.LOCAL_OCTETS:
@@ -139,4 +152,5 @@ def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
             feature = f"support for more than {MAX_LOCAL_OCTETS} bytes before the @"
         case _:
             return _SHORTAGES[need]
-    return _Shortage(field, f"an address in {field}", "use another address", feature, Reason.REJECTED_RECIPIENT)
+    subject = "a header in raw" if field == "raw" else f"an address in {field}"
+    return _Shortage(field, subject, "use another address", feature, Reason.REJECTED_RECIPIENT)

@@ -40,7 +40,7 @@ class CaptureProvider:
     name = NAME
     # The other adapters encode an attachment while they write it. This adapter puts the whole rendered email into
     # memory first, so up to four copies of an attachment are in memory at the same time.
-    capabilities = Capabilities(copies=4, delivers=False)
+    capabilities = Capabilities(copies=4, delivers=False, inline_parts=True, calendar=True, raw_mime=True)
     settings: type[CaptureSettings] = CaptureSettings
     _suffix = "eml"
     _variable = "DISPATCHER_CAPTURE_DIR"

@@ -104,7 +104,7 @@ class SmtpProvider:
     name = NAME
     # The size limit and the support for SMTPUTF8 cannot be declared here: a server announces them only in its reply to
     # EHLO.
-    capabilities = Capabilities(copies=2)
+    capabilities = Capabilities(copies=2, inline_parts=True, calendar=True, raw_mime=True)
     settings = SmtpSettings
 
     def __init__(

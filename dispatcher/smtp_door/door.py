@@ -17,11 +17,19 @@ from dispatcher.admission.validation import EmailValidator, refusal, require_enq
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.domain.email import Email
+from dispatcher.domain.headers import is_reserved
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import Acceptance, Enqueued
 from dispatcher.smtp_door.content import LONG_LINE, has_long_line
 from dispatcher.smtp_door.guard import Guard
-from dispatcher.smtp_door.message_key import fingerprint_of, head_of, key_of_recipient, name_of, values_of
+from dispatcher.smtp_door.message_key import (
+    fingerprint_of,
+    head_of,
+    key_of_recipient,
+    name_of,
+    values_of,
+    without_headers,
+)
 from dispatcher.smtp_door.replies import of_problem
 from dispatcher.store.address_hashes import normalised
 from dispatcher.store.connections import Pool
@@ -163,15 +171,12 @@ class Door:
         self, caller: Caller, recipients: Sequence[str], content: bytes, key: str, traceparent: str | None
     ) -> Draft:
         email = Email.from_mime(
-            content,
+            # Mail programs add headers on their own, so those that the policy does not allow are left out, not refused.
+            without_headers(content, lambda name: is_reserved(name) or self.validator.policy.allows_header(name)),
             message_key=key,
             recipients=recipients,
             tenant_id=caller.tenant(None),
             allowed_headers=self.settings.allowed_provider_headers,
         )
-        # Mail programs add headers on their own, so those that the policy does not allow are left out, not refused.
-        object.__setattr__(email, "headers", self.validator.policy.allowed_headers(email.headers))
-        for sender in email.senders:
-            caller.check_sender(sender)
         self.validator.check(email, caller)
         return draft([email], traceparent, caller.lane)[0]._replace(payload_hash=fingerprint_of(content))

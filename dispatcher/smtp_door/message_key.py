@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b32encode
+from collections.abc import Callable
 from hashlib import sha256
 from itertools import islice
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ _DIGEST_CHARACTERS: Final = 26
 _ANEW: Final = rb"(?:received|return-path|date|message-id|idempotency-key|dkim-signature|arc-[a-z-]+)"
 """Headers that can differ when a client submits a message again."""
 _BOUNDARY: Final = re.compile(rb'boundary="?([^"\s;]{8,70})', re.IGNORECASE)
+_FIELD: Final = re.compile(rb"\r\n([!-9;-~]+)[ \t]*:(?:[^\r]|\r\n(?=[ \t]))*")
 _MOST_BOUNDARIES: Final = 16
 """More are not looked for: each takes a pass over the content."""
 
@@ -38,6 +40,13 @@ def values_of(head: bytes, name: bytes) -> list[bytes]:
     """The values of a header, without the CRLF of folded lines."""
     found = re.findall(rb"(?i)\r\n" + name + rb"[ \t]*:((?:[^\r]|\r\n(?=[ \t]))*)", head)
     return [value.replace(b"\r\n", b"").strip() for value in found]
+
+
+def without_headers(content: bytes, is_kept: Callable[[str], bool]) -> bytes:
+    """The message without the headers whose names are not kept."""
+    head = head_of(content)
+    kept = _FIELD.sub(lambda found: found[0] if is_kept(found[1].decode()) else b"", head)
+    return kept[2:] + content[len(head) - 2 :]
 
 
 def name_of(content: bytes, envelope_sender: str) -> Name:

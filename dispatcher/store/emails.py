@@ -113,7 +113,8 @@ async def reveal_content(session: Source, email_id: UUID) -> Record | None:
     The caller must audit the call first."""
     rows = await fetch_records(session, "reveal_content", {"email_id": email_id})
     attachments = await fetch(session, "find_attachments", {"email_id": email_id})
-    named = [{"filename": name, "content_type": kind, "length": octets} for _, name, kind, octets in attachments]
+    names = ("filename", "content_type", "length", "content_id", "part")
+    named = [dict(zip(names, row[1:], strict=True)) for row in attachments]
     return {**rows[0], "attachments": named} if rows else None
 
 

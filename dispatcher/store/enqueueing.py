@@ -15,7 +15,7 @@ import orjson
 
 from dispatcher.domain.email_id import new_email_ids
 from dispatcher.domain.message import Message
-from dispatcher.domain.outgoing import EMAIL_CHANNEL
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, file_parts
 from dispatcher.store.address_hashes import normalised
 from dispatcher.store.arrays import array_literal
 from dispatcher.store.comparable_address import comparable_address
@@ -122,7 +122,7 @@ def _row(item: Draft) -> tuple[Any, ...]:
         _json(email.headers),
         _json(email.stored_tags),
         _json(email.metadata),
-        str(len(email.attachments)),
+        str(len(file_parts(email))) if has_file_parts(email) else "0",
         str(octets_of(email)),
         str(email.ignore_suppression),
         email.send_at and email.send_at.isoformat(),
@@ -136,28 +136,33 @@ def _row(item: Draft) -> tuple[Any, ...]:
 
 def octets_of(email: Message) -> int:
     """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
-    octets = sum([len(attachment.content) for attachment in email.attachments]) if email.attachments else 0
+    octets = sum([len(file.content) for file in file_parts(email)]) if has_file_parts(email) else 0
     for text in (email.text, email.html, email.template_data and _json(email.template_data)):
         if text:
             octets += len(text) if text.isascii() else 4 * len(text)
     return octets
 
 
+def has_file_parts(email: Message) -> bool:
+    """Whether two statements in one transaction must store the email: it has attachments, or what is stored so."""
+    return bool(email.attachments or email.calendar or email.raw)
+
+
 def has_attachments(drafts: Iterable[Draft]) -> bool:
     """Whether two statements in one transaction must store the drafts."""
-    return any(item.email.attachments for item in drafts)
+    return any(has_file_parts(item.email) for item in drafts)
 
 
 def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
     """The parameters of the statement `enqueue_attachments` for the inserted emails; None if no inserted email has an
     attachment."""
     rows = [
-        (item.email_id, position, attachment.filename, attachment.content_type, attachment.content)
+        (item.email_id, position, *file)
         for item in drafts
         if item.email_id in inserted
-        for position, attachment in enumerate(item.email.attachments)
+        for position, file in enumerate(file_parts(item.email))
     ]
-    names = ("email_ids", "positions", "filenames", "content_types", "contents")
+    names = ("email_ids", "positions", "filenames", "content_types", "contents", "content_ids", "parts")
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else None
 
 

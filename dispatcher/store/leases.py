@@ -13,7 +13,7 @@ from uuid import UUID
 import orjson
 
 from dispatcher.domain.controls import Controls
-from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, FilePart, OutgoingEmail, with_file_parts
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import dataclass
@@ -443,15 +443,15 @@ async def read_content(source: Source, email_id: UUID) -> OutgoingEmail | None:
     """An email with its content and attachments; None if the content or an attachment was deleted. Raises
     StatementRefused if PostgreSQL cannot read the content, or the row is not a valid email."""
     rows = await fetch(source, "find_content", {"email_id": email_id}, is_exact=True)
-    attachments: list[OutgoingAttachment] = []
+    files: list[FilePart] = []
     found = await fetch(source, "find_attachments", {"email_id": email_id})
-    for position, filename, content_type, octets in found:
+    for position, filename, content_type, octets, content_id, part in found:
         content = await _read_attachment(source, email_id, position, octets)
         if content is None:
             return None
-        attachments.append(OutgoingAttachment(filename, content_type, content))
+        files.append(FilePart(filename, content_type, content, content_id, part))
     try:
-        return outgoing_email(email_id, rows[0], tuple(attachments)) if rows else None
+        return with_file_parts(outgoing_email(email_id, rows[0]), files) if rows else None
     except _NO_EMAIL as error:
         raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
 
@@ -472,7 +472,7 @@ async def _read_attachment(source: Source, email_id: UUID, position: int, octets
     return bytes(content)
 
 
-def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:
+def outgoing_email(email_id: UUID, row: Row) -> OutgoingEmail:
     """Converts a row of the statement `find_content`, or the same columns of another statement, to an email."""
     created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags, channel = row
     return OutgoingEmail(  # without keywords, which take three times as long
@@ -489,7 +489,7 @@ def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachme
         tuple(recipients.get("bcc", ())),
         tuple(recipients.get("reply_to", ())),
         headers or _NO_HEADERS,
-        attachments,
+        (),
         tuple([tag for tag in tags if tag != ERASE_TAG]) if tags else (),
         channel or EMAIL_CHANNEL,
     )

@@ -3,20 +3,23 @@
 All attempts of an email send the same bytes.
 
     text or html                  the part itself
-    text and html                 multipart/alternative [text, html]
-    … and attachments             multipart/mixed [the above, attachment, …]
+    html and inline images        multipart/related [html, image, …], in the place of the html
+    text, html, calendar          multipart/alternative [text, html, calendar], if there are two of them
+    … and attachments             multipart/mixed [the above, invite.ics, attachment, …]
+    raw                           the octets that the application gave, after the headers that we add
 
 Everything is ASCII, in lines of at most 998 octets that end in CRLF, so no server needs 8BITMIME. One exception: a
 local part that is not ASCII is written into the headers as UTF-8 and needs SMTPUTF8 (RFC 6531, RFC 6532). So this
 module joins the lines and parts itself. The library's legacy generator writes ASCII headers only, and took most of the
-time of an SMTP email. `EmailMessage` takes four times as long.
+time of an SMTP email. `EmailMessage` takes four times as long. Of a raw message, our headers precede the first header
+that the application wrote, so no signature breaks. Its own Message-ID and Date stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email import base64mime, quoprimime
@@ -26,9 +29,11 @@ from typing import Final
 from unicodedata import normalize
 
 from dispatcher.domain.address import Address
+from dispatcher.domain.calendar import CALENDAR_FILENAME, OutgoingCalendar
 from dispatcher.domain.capabilities import has_ascii_local_part
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import OutgoingEmail, without_recipients
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail, without_recipients
+from dispatcher.domain.raw_mime import head_of, names_in
 from dispatcher.transport.body import Base64Content, Body
 from dispatcher.transport.mime_headers import (
     FOLD,
@@ -70,6 +75,7 @@ class RenderedEmail:
     # the positions of the recipients that were left out, because they need SMTPUTF8
     unsupported: frozenset[int] = frozenset()
     lacks_reply_to: bool = False  # whether an address of Reply-To was left out for the same reason
+    needs_8bit: bool = False  # whether the body has octets that are not ASCII, although the headers have none
 
     def positions_of(self, index: int) -> tuple[int, ...]:
         """The positions of an envelope recipient, given its index in `recipients`."""
@@ -87,7 +93,9 @@ async def rendered(email: OutgoingEmail) -> RenderedEmail:
 
 
 def is_sendable_in_ascii(email: OutgoingEmail) -> bool:
-    """Whether the sender and at least one recipient need no SMTPUTF8."""
+    """Whether the sender, the headers of a raw message, and at least one recipient need no SMTPUTF8."""
+    if email.raw is not None and not head_of(email.raw).isascii():
+        return False
     return has_ascii_local_part(email.sender) and any(map(has_ascii_local_part, (*email.to, *email.cc, *email.bcc)))
 
 
@@ -128,9 +136,19 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     positions = _positions(everyone)
     once = everyone if positions is None else [everyone[each[0] - 1] for each in positions]
     mailboxes = {"To": to, "Cc": cc, "Reply-To": reply_to}
+    if email.raw is not None:
+        locals_are_ascii = all(address.local.isascii() for address in (sender, *everyone))
+        return RenderedEmail(
+            body=Body(("".join(_missing_fields(email, sender.domain)).encode(), email.raw)),
+            sender=ascii_spec(sender),
+            recipients=tuple(map(ascii_spec, once)),
+            needs_smtputf8=not (locals_are_ascii and head_of(email.raw).isascii()),
+            positions=positions,
+            needs_8bit=not email.raw.isascii(),
+        )
     headers = "".join((from_field, *_fields(email, mailboxes, sender.domain)))
     return RenderedEmail(
-        body=_with_attachments(headers.encode(), _body(email), email),
+        body=_with_files(headers.encode(), _body(email), email),
         sender=ascii_spec(sender),
         recipients=tuple(map(ascii_spec, once)),
         needs_smtputf8=not all(address.local.isascii() for address in (sender, *to, *cc, *bcc, *reply_to)),
@@ -164,11 +182,31 @@ def _fields(email: OutgoingEmail, mailboxes: dict[str, list[Address]], domain: s
         # RFC 5322, section 3.6.3, allows an empty group, for an email that has only Bcc recipients.
         yield "To: undisclosed-recipients:;\r\n"
     yield text_field("Subject", email.subject)
-    created_at = email.created_at if email.created_at.tzinfo else email.created_at.replace(tzinfo=UTC)
-    yield f"Date: {_date(int(created_at.timestamp()))}\r\n"
-    yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
+    yield _date_field(email)
+    yield _message_id_field(email, domain)
     for name, value in email.headers.items():
         yield header_field(name, value)
+
+
+def _missing_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
+    """The headers that precede a raw message."""
+    assert email.raw is not None
+    names = names_in(email.raw)
+    if "date" not in names:
+        yield _date_field(email)
+    if "message-id" not in names:
+        yield _message_id_field(email, domain)
+    for name, value in email.headers.items():
+        yield header_field(name, value)
+
+
+def _date_field(email: OutgoingEmail) -> str:
+    created_at = email.created_at if email.created_at.tzinfo else email.created_at.replace(tzinfo=UTC)
+    return f"Date: {_date(int(created_at.timestamp()))}\r\n"
+
+
+def _message_id_field(email: OutgoingEmail, domain: str) -> str:
+    return f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
 
 
 @lru_cache(maxsize=64)
@@ -177,35 +215,71 @@ def _date(second: int) -> str:
     return format_datetime(datetime.fromtimestamp(second, UTC))
 
 
-def _body(email: OutgoingEmail) -> bytes:
-    if email.html is None:
-        return _text_part("plain", "text", email.text or "")
-    html = _text_part("html", "html", email.html)
-    if email.text is None:
-        return html
-    boundary = _boundary("alternative", email)
-    head = f'Content-Type: multipart/alternative;\r\n boundary="{boundary}"\r\nMIME-Version: 1.0\r\n\r\n'
-    line = f"--{boundary}".encode()
-    text = _text_part("plain", "text", email.text)
-    return b"".join((head.encode(), line, b"\r\n", text, b"\r\n", line, b"\r\n", html, b"\r\n", line, b"--\r\n"))
+def _body(email: OutgoingEmail) -> Sequence[bytes | Base64Content]:
+    """The part with the texts, in pieces: inline images are encoded when they are written."""
+    parts: list[Sequence[bytes | Base64Content]] = []
+    if email.text is not None or (email.html is None and email.calendar is None):
+        parts.append((_text_part("plain", "text", email.text or ""),))
+    if email.html is not None:
+        html = (_text_part("html", "html", email.html),)
+        images = [file for file in email.attachments if file.content_id is not None]
+        files = (_file_part(file) for file in images)
+        kind = 'multipart/related;\r\n type="text/html"'
+        parts.append(_multipart(kind, "related", email, [html, *files]) if images else html)
+    if (calendar := email.calendar) is not None:
+        checked_text("the calendar's method", calendar.method)
+        method = f"; method={calendar.method}"
+        parts.append((_text_part("calendar", "calendar", calendar.content, parameters=method, is_encoded=True),))
+    return parts[0] if len(parts) == 1 else _multipart("multipart/alternative", "alternative", email, parts)
 
 
-def _with_attachments(headers: bytes, body: bytes, email: OutgoingEmail) -> Body:
-    if not email.attachments:
-        return Body((headers + body,))
-    boundary = _boundary("mixed", email)
-    mixed = f'Content-Type: multipart/mixed;\r\n boundary="{boundary}"\r\nMIME-Version: 1.0\r\n\r\n--{boundary}\r\n'
-    before = headers + mixed.encode() + body
-    parts: list[bytes | Base64Content] = []
-    for file in email.attachments:
-        name, filename = _filename(checked_text("an attachment's filename", file.filename))
-        head = (
-            f"\r\n--{boundary}\r\nContent-Type: {type_in_base64(file.content_type)}{name}\r\n"
-            f"Content-Transfer-Encoding: base64\r\nContent-Disposition: attachment{filename}\r\n\r\n"
-        )
-        parts += (before + head.encode(), Base64Content(file.content, has_lines=True))
-        before = b""
-    return Body((*parts, f"\r\n--{boundary}--\r\n".encode()))
+def _with_files(headers: bytes, body: Sequence[bytes | Base64Content], email: OutgoingEmail) -> Body:
+    # Without HTML, an inline image has no place, so it is a file to download.
+    files = [_file_part(file) for file in email.attachments if file.content_id is None or email.html is None]
+    if email.calendar is not None:
+        files.insert(0, _file_part(calendar_file(email.calendar)))
+    pieces = _multipart("multipart/mixed", "mixed", email, [body, *files]) if files else body
+    joined: list[bytes | Base64Content] = [headers]
+    for piece in pieces:
+        last = joined[-1]
+        if isinstance(piece, bytes) and isinstance(last, bytes):
+            joined[-1] = last + piece
+        else:
+            joined.append(piece)
+    return Body(joined)
+
+
+def calendar_file(calendar: OutgoingCalendar) -> OutgoingAttachment:
+    """The calendar as a file, for mail programs that do not read the alternative."""
+    return OutgoingAttachment(CALENDAR_FILENAME, "application/ics", calendar.content.encode())
+
+
+def _multipart(
+    kind: str, name: str, email: OutgoingEmail, parts: Iterable[Sequence[bytes | Base64Content]]
+) -> list[bytes | Base64Content]:
+    """The pieces of a multipart. Each piece begins a line."""
+    boundary = _boundary(name, email)
+    pieces: list[bytes | Base64Content] = [
+        f'Content-Type: {kind};\r\n boundary="{boundary}"\r\nMIME-Version: 1.0\r\n'.encode()
+    ]
+    line = f"\r\n--{boundary}\r\n".encode()
+    for part in parts:
+        pieces += (line, *part)
+    pieces.append(f"\r\n--{boundary}--\r\n".encode())
+    return pieces
+
+
+def _file_part(file: OutgoingAttachment) -> Sequence[bytes | Base64Content]:
+    name, filename = _filename(checked_text("an attachment's filename", file.filename))
+    kind = "attachment"
+    content_id = ""
+    if file.content_id is not None:
+        kind, content_id = "inline", f"\r\nContent-ID: <{checked_text('a content_id', file.content_id)}>"
+    head = (
+        f"Content-Type: {type_in_base64(file.content_type)}{name}\r\n"
+        f"Content-Transfer-Encoding: base64\r\nContent-Disposition: {kind}{filename}{content_id}\r\n\r\n"
+    )
+    return head.encode(), Base64Content(file.content, has_lines=True)
 
 
 def _boundary(kind: str, email: OutgoingEmail) -> str:
@@ -214,7 +288,7 @@ def _boundary(kind: str, email: OutgoingEmail) -> str:
     return f"=_{kind}_{email.email_id.hex}"
 
 
-def _text_part(subtype: str, name: str, text: str) -> bytes:
+def _text_part(subtype: str, name: str, text: str, *, parameters: str = "", is_encoded: bool = False) -> bytes:
     # CRLF ends every line, including the last (RFC 2046, section 4.1.1). An empty text stays empty.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text and not text.endswith("\n"):
@@ -224,9 +298,13 @@ def _text_part(subtype: str, name: str, text: str) -> bytes:
         octets = text.encode()
     except UnicodeEncodeError:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{name} is not Unicode text") from None
-    charset, encoding, octets = _encoded(text, octets)
+    if is_encoded:
+        # Outlook documents Base64 for calendars, and servers do not change it.
+        charset, encoding, octets = "utf-8", "base64", base64mime.body_encode(octets, eol="\r\n").encode()
+    else:
+        charset, encoding, octets = _encoded(text, octets)
     head = (
-        f'Content-Type: text/{subtype}; charset="{charset}"\r\nMIME-Version: 1.0\r\n'
+        f'Content-Type: text/{subtype}; charset="{charset}"{parameters}\r\nMIME-Version: 1.0\r\n'
         f"Content-Transfer-Encoding: {encoding}\r\n\r\n"
     )
     return head.encode() + octets

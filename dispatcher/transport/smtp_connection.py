@@ -48,6 +48,7 @@ class SmtpConnection:
     has_size: bool
     size_limit: int  # of an email, in octets; 0 if the server announced no limit (RFC 1870)
     has_smtputf8: bool
+    has_8bitmime: bool
     has_pipelining: bool
     emails: int = 0  # how many were sent over the connection
     idle_since: float = 0.0  # when the connection was returned to the pool, in the loop's `time()`
@@ -92,6 +93,7 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *,
         has_size="size" in extensions,
         size_limit=int(size) if size.isascii() and size.isdigit() and len(size) <= MAX_SIZE_DIGITS else 0,
         has_smtputf8="smtputf8" in extensions and "8bitmime" in extensions,
+        has_8bitmime="8bitmime" in extensions,
         has_pipelining="pipelining" in extensions,
     )
 

@@ -282,6 +282,9 @@ def _unsupported(email: RenderedEmail, connection: SmtpConnection) -> Rejected |
     if email.needs_smtputf8 and not connection.has_smtputf8:
         words = "an address has non-ASCII letters before the @, and the server does not support SMTPUTF8"
         return Rejected(Reason.REJECTED_RECIPIENT if email.sender.isascii() else Reason.REJECTED_SENDER, words)
+    if email.needs_8bit and not connection.has_8bitmime:
+        # To encode the message would break its signatures.
+        return Rejected(Reason.INVALID_CONTENT, "raw has octets beyond ASCII, and the server does not support 8BITMIME")
     return None
 
 
@@ -292,6 +295,8 @@ def _commands(email: RenderedEmail, connection: SmtpConnection, envelope_sender:
     if email.needs_smtputf8:
         # RFC 6531, section 3.6: the headers contain UTF-8, so the content is 8-bit.
         mail += " BODY=8BITMIME SMTPUTF8"
+    elif email.needs_8bit:
+        mail += " BODY=8BITMIME"
     reset = ["RSET"] if connection.needs_reset else []
     recipients = [f"RCPT TO:<{recipient}>" for recipient in email.recipients]
     return [f"{command}\r\n".encode() for command in (*reset, mail, *recipients, "DATA")]

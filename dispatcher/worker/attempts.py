@@ -17,6 +17,7 @@ from dispatcher.domain.headers import headers_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Pin, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.provider_text import without_echo, words_without_echo
+from dispatcher.domain.raw_mime import raw_fault
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.sms import SMS_CHANNEL, SmsRules
 from dispatcher.errors import ProviderFault
@@ -348,6 +349,8 @@ class Attempts:
         library."""
         if content.channel != SMS_CHANNEL:
             why = headers_fault(content.headers, self._allowed_headers) if content.headers else None
+            if content.raw is not None and (of_raw := raw_fault(content.raw, self._allowed_headers)):
+                why = f"raw {of_raw}"
             return (Reason.INVALID_CONTENT, why) if why else None
         fault = self._sms.fault(next(iter(content.to), ""), content.text or "")
         if fault and fault.field == "to":

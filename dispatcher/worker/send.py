@@ -23,6 +23,7 @@ from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain, of_whole_email
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail, without_recipients
+from dispatcher.domain.raw_mime import names_in
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
@@ -310,13 +311,15 @@ class UnsubscribeHeaders:
 
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
         """The email with the headers. Unchanged if its sender is not one of `senders`, it has or had several
-        recipients, the application has set a List-Unsubscribe header, or it is an SMS."""
+        recipients, the application has set a List-Unsubscribe header, or it is an SMS. The headers precede those of a
+        raw email, so a signature of the application stays valid."""
         if email.channel != EMAIL_CHANNEL or email.shown is not None:
             return email
         sender = normalised(email.sender)
         if sender not in self._senders and sender.rpartition("@")[2] not in self._senders:
             return email
-        if recipients_of(email) != 1 or any(name.lower() == LIST_UNSUBSCRIBE.lower() for name in email.headers):
+        names = email.headers if email.raw is None else names_in(email.raw)
+        if recipients_of(email) != 1 or any(name.lower() == LIST_UNSUBSCRIBE.lower() for name in names):
             return email
         (address,) = (*email.to, *email.cc, *email.bcc)
         url = self._prefix + hasher.unsubscribe_token(email.email_id, address)

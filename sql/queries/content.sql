@@ -17,7 +17,8 @@ where email_id = %(email_id)s;
 -- name: find_attachments
 -- The attachments in order, each with its size. `enqueue_attachments` inserts an email's attachments with the positions
 -- 0 to attachment_count - 1. A row with another position was added to the email later, so it is not part of the email.
-select position, filename, content_type, octet_length(content)
+-- `part`: what a row has that is no attachment (see migration 0007).
+select position, filename, content_type, octet_length(content), content_id, part
 from dispatcher.email_attachment
 where email_id = %(email_id)s
     and position between 0 and (

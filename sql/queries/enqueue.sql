@@ -87,12 +87,13 @@ rule as not materialized (
 {insertion}
 
 -- name: enqueue_attachments
--- Inserts the attachments of emails that `enqueue` has just inserted, in the same transaction. A row for each.
-insert into dispatcher.email_attachment (email_id, position, filename, content_type, content)
+-- Inserts the attachments of emails that `enqueue` has just inserted, and what is stored like an attachment, in the same
+-- transaction. A row for each.
+insert into dispatcher.email_attachment (email_id, position, filename, content_type, content, content_id, part)
 select *
 from unnest(
     %(email_ids)b::uuid[], %(positions)b::integer[], %(filenames)b::text[], %(content_types)b::text[],
-    %(contents)b::bytea[]
+    %(contents)b::bytea[], %(content_ids)s::text[], %(parts)s::text[]
 )
 returning true;
 

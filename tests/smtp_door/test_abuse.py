@@ -189,7 +189,9 @@ async def unexpected(door: RunningDoor, cases: Sequence[Case], words: dict[str, 
     )
     wrong = zip(cases, replies, strict=True)
     return {
-        case.about: reply for case, reply in wrong if not (reply.startswith(case.reply) if case.reply else not reply)
+        case.about: reply
+        for case, reply in wrong
+        if not reply.startswith(case.reply) or bool(reply) != bool(case.reply)
     }
 
 
@@ -237,7 +239,7 @@ async def test_without_tls_nothing_begins(settings: Settings, words: dict[str, s
 
 
 async def test_connections_are_limited_by_address_and_in_total(settings: Settings, token: str) -> None:
-    limits = {"submission_connections": 3, "submission_connections_per_address": 2}
+    limits: dict[str, Any] = {"submission_connections": 3, "submission_connections_per_address": 2}
     async with running(replace(settings, **limits)) as door, door.client() as client:
         await client.log_in(token)
         async with door.client() as second, door.client(), door.client(source="127.0.0.2"):
@@ -266,7 +268,7 @@ async def test_an_address_with_many_wrong_logins_gets_one_more_per_connection(
     async with door.client() as client:
         await client.log_in(token)  # a valid key still works
 
-    assert replies == [["535", "535", "421"]] * 3 + [["535", "421"] if False else ["421"]] * 2
+    assert replies == [["535", "535", "421"]] * 3 + [["535", "421"], ["421"]]
 
 
 async def attempts(client: Client, wrong: str) -> list[str]:

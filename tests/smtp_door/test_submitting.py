@@ -1,4 +1,4 @@
-"""Tests what becomes of messages: logins of mail programs, the email that is enqueued, repeats, outages and the drain."""
+"""Tests what becomes of messages: logins of mail programs, the email, repeats, outages and the drain."""
 
 from __future__ import annotations
 

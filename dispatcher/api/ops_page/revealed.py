@@ -19,6 +19,7 @@ from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.ops.captured import with_images
 from dispatcher.store.emails import find_email, was_revealed
 from dispatcher.store.leases import read_content
 
@@ -43,7 +44,9 @@ class _RevealedPages:
         email = await self._email(request, visitor)
         if email.html is None:
             raise not_found("HTML of this email")
-        return Response(email.html.encode("utf-8", "replace"), headers=IN_FRAME, media_type="text/html; charset=utf-8")
+        images = [(each.content_id, each.content_type, each.content) for each in email.attachments]
+        html = with_images(email.html, images)
+        return Response(html.encode("utf-8", "replace"), headers=IN_FRAME, media_type="text/html; charset=utf-8")
 
     async def download_source(self, request: Request, visitor: Visitor) -> Response:
         """The email as an SMTP server would get it. Bcc is not in it."""

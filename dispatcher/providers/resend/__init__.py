@@ -57,6 +57,7 @@ class ResendProvider(HttpProvider):
     capabilities = Capabilities(
         copies=2,
         templates=True,
+        inline_parts=True,
         max_recipients=MAX_RECIPIENTS,
         max_octets=MAX_OCTETS,
         max_local_octets=MAX_LOCAL_OCTETS,

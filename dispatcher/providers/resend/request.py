@@ -9,6 +9,7 @@ This module rejects what Resend would refuse, and rewrites what Resend would mis
     no `to`        Resend requires `to`: cc addresses, or a single bcc, become `to`. Several recipients that are all bcc
                    would see each other, so such an email is rejected, and routing tries the next provider.
     header values  encoded words if they are not ASCII
+    inline images  `content_id`. Resend has no alternatives, so it sends no calendar.
     tags           `email_id`, then tag_1, tag_2 …, with `_` for each character that Resend does not allow
 """
 
@@ -126,4 +127,5 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which Resend refuses")
-    return {"content_type": content_type, "filename": filename}
+    inline = {} if file.content_id is None else {"content_id": checked_text("a content_id", file.content_id)}
+    return {"content_type": content_type, "filename": filename, **inline}

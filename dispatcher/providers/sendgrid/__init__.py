@@ -62,6 +62,8 @@ class SendGridProvider(HttpProvider):
     capabilities = Capabilities(
         copies=2,
         templates=True,
+        inline_parts=True,
+        calendar=True,
         max_octets=30 * 1024 * 1024,
         refuses=(Requirement.EMPTY_SUBJECT, Requirement.EMPTY_FILES),
     )

@@ -14,6 +14,9 @@ at …/mail-send/errors. This module rejects what SendGrid would refuse, and rew
     repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is kept
     categories            only the tags that SendGrid accepts: ASCII
     header values         encoded words if they are not ASCII, because SendGrid does not encode them
+    inline images         the disposition `inline` and a `content_id`
+    calendar              the last entry of `content`, whose type has the METHOD, and the attachment invite.ics, whose
+                          type may have no parameters
     custom args           only `email_id`, in each personalization: SendGrid stores custom args, and its staff can read
                           them
 
@@ -41,6 +44,7 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.contract import BulkEntry, BulkLimits
 from dispatcher.transport.body import Body, with_attachments
+from dispatcher.transport.mime import calendar_file
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     addresses,
@@ -80,9 +84,10 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
     """The request body. A body with attachments is in parts, so the attachments are not copied in memory."""
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
-        if not email.attachments:
+        if not email.attachments and email.calendar is None:
             return body
-        return with_attachments(body, [(_described(file), file.content) for file in email.attachments])
+        files = email.attachments if email.calendar is None else (calendar_file(email.calendar), *email.attachments)
+        return with_attachments(body, [(_described(file), file.content) for file in files])
     except orjson.JSONEncodeError as error:
         # The email contains a lone surrogate, or template data that is not JSON. orjson's error message names only
         # types, so it repeats nothing of the email.
@@ -199,6 +204,9 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
         content.append({"type": "text/plain", "value": _body(email.text)})
     if email.html:
         content.append({"type": "text/html", "value": _body(email.html)})
+    if (calendar := email.calendar) is not None:
+        method = checked_text("the calendar's method", calendar.method)
+        content.append({"type": f"text/calendar; method={method}", "value": calendar.content})
     if content:
         document["content"] = content
 
@@ -225,6 +233,9 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
+    if file.content_id is not None:
+        content_id = checked_text("a content_id", file.content_id)
+        return {"type": content_type, "filename": filename, "disposition": "inline", "content_id": content_id}
     return {"type": content_type, "filename": filename, "disposition": "attachment"}
 
 

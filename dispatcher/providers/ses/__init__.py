@@ -106,6 +106,9 @@ class SesProvider:
     capabilities = Capabilities(
         copies=2,
         templates=True,
+        inline_parts=True,
+        calendar=True,
+        raw_mime=True,
         smtputf8=False,
         max_recipients=MAX_RECIPIENTS,
         max_octets=MAX_OCTETS,
@@ -155,7 +158,12 @@ class SesProvider:
         return _outcome(email, result) if isinstance(result, HttpResponse) else result
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        is_large = email.attachments or len(email.text or "") + len(email.html or "") >= LARGE_OCTETS
+        is_large = (
+            email.attachments
+            or email.calendar
+            or email.raw
+            or len(email.text or "") + len(email.html or "") >= LARGE_OCTETS
+        )
         if is_large or not self._transport.idle or (credentials := self._credentials.current()) is None:
             return None
         with attempt.rendering:

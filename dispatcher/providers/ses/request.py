@@ -4,7 +4,7 @@ SendEmail takes an email's content in one of three forms. The email determines t
 
     template_id                        Template    SES writes subject and body
     a body, no headers, no files       Simple      SES builds the MIME message
-    everything else                    Raw         we build the MIME message
+    everything else                    Raw         we build the MIME message, or send the application's own
 
 We encode the parameters ourselves, in a sixtieth of the time of botocore's serializer. A test compares our encoding
 with botocore's.
@@ -116,7 +116,7 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     checked_text("subject", email.subject)
     if email.template_id is not None:
         request["Content"] = {"Template": _template(email, files)}
-    elif email.subject and (email.text or email.html) and not email.headers and not email.attachments:
+    elif email.subject and (email.text or email.html) and not (email.headers or email.attachments or email.calendar):
         bodies = {"Text": ("text", email.text), "Html": ("html", email.html)}
         body = {name: _text(field, text) for name, (field, text) in bodies.items() if text}
         request["Content"] = {"Simple": {"Subject": _text("subject", email.subject), "Body": body}}
@@ -232,10 +232,14 @@ def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | B
     return {
         "FileName": checked_text("an attachment's filename", file.filename),
         "ContentType": file.content_type,
-        "ContentDisposition": "ATTACHMENT",
+        **({"ContentDisposition": "ATTACHMENT"} if file.content_id is None else _inline(file.content_id)),
         "ContentTransferEncoding": "BASE64",
         "RawContent": _placeholder_for(Base64Content(file.content), files),
     }
+
+
+def _inline(content_id: str) -> Parameters:
+    return {"ContentDisposition": "INLINE", "ContentId": checked_text("a content_id", content_id)}
 
 
 def _placeholder_for(file: Base64Content | Base64Body, files: list[Base64Content | Base64Body]) -> str:
