@@ -67,6 +67,7 @@ class Client:
 
     async def begin(self, *recipients: str, sender: str = SENDER) -> str:
         """Begins a message up to DATA; returns the first refusal, or the reply to DATA."""
+        reply = ""
         for line in (f"MAIL FROM:<{sender}>", *(f"RCPT TO:<{each}>" for each in recipients), "DATA"):
             if not (reply := await self.say(line)).startswith(("250", "354")):
                 return reply

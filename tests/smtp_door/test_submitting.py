@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 import trustme
+from psycopg import sql
 
 from dispatcher.config import Settings
 from tests.api.running_api import make_key
@@ -51,6 +52,7 @@ def recipients(connection: psycopg.Connection) -> list[str]:
 async def test_mail_programs_log_in(door: RunningDoor, token: str, steps: list[str]) -> None:
     words = {"user": base64("any user"), "password": base64(token), "plain": plain(token)}
     async with door.client() as client:
+        reply = ""
         for step in steps:
             reply = await client.say(step.format(**words))
         assert reply.startswith("235 2.7.0")
@@ -117,6 +119,7 @@ async def test_no_recipient_gets_a_message_twice(
     client: Client, connection: psycopg.Connection, first: Any, then: Any, reply: str, emails: int
 ) -> None:
     assert (await client.submit(*first[0], content=first[1])).startswith("250 2.0.0")
+    last = ""
     for envelope, content in then:
         last = await client.submit(*envelope, content=content)
 
@@ -168,18 +171,18 @@ async def test_dots_and_messages_in_one_packet_arrive(client: Client, connection
 async def test_replies_are_temporary_while_the_database_is_away(
     door: RunningDoor, client: Client, connection: psycopg.Connection, token: str
 ) -> None:
-    name = connection.info.dbname
-    server = {"dbname": "postgres", "password": connection.info.password, "autocommit": True}
-    with psycopg.connect(connection.info.dsn, **server) as admin:
-        admin.execute(f'alter database "{name}" allow_connections false')  # type: ignore[arg-type]
+    info = connection.info
+    allow = sql.SQL("alter database {} allow_connections {}").format
+    database = sql.Identifier(info.dbname)
+    with psycopg.connect(info.dsn, dbname="postgres", password=info.password, autocommit=True) as admin:
+        admin.execute(allow(database, sql.SQL("false")))
         try:
-            ended = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
-            admin.execute(ended, [name])
+            admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [info.dbname])
             assert (await client.submit()).startswith("451 4.3.0")
             async with door.client() as other:
                 await other.log_in(token)  # known keys stay valid
         finally:
-            admin.execute(f'alter database "{name}" allow_connections true')  # type: ignore[arg-type]
+            admin.execute(allow(database, sql.SQL("true")))
     assert (await client.submit()).startswith("250 2.0.0")
 
 
