@@ -126,7 +126,7 @@ async def serve(
         if not (access.is_open or access.has_usable_keys):
             raise ConfigurationError([f"{NEEDS_A_KEY} {_OR_NO_KEY}"])
         enqueuer = await open_enqueuer(settings, opened, access.quotas, write_sessions, read_sessions, name="api")
-        refusals = RefusalCounter(metrics.API_REFUSALS, "api.refused")
+        refusals = RefusalCounter("api", lambda code: metrics.API_REFUSALS.add(1, code))
         enqueueing = EnqueueEndpoints(
             access,
             BodyReader(slots, memory, max_bytes=settings.api_max_body_bytes),

@@ -102,7 +102,7 @@ async def serve(
         if not access.has_usable_keys:
             raise ConfigurationError([NEEDS_A_KEY])
         enqueuer = await open_enqueuer(settings, opened, access.quotas, writers, readers, name="smtp")
-        refusals = RefusalCounter(metrics.SUBMISSION_REFUSALS, "submission.refused")
+        refusals = RefusalCounter("submission", lambda code: metrics.SUBMISSION_REFUSALS.add(1, code))
         door = Door(
             settings,
             access,
