@@ -142,6 +142,7 @@ class Connection(SMTP):
         self.is_busy = False  # a message is being transmitted or stored
         self._is_closing = False
         self._is_draining = False
+        self._is_in_handshake = False
 
     @property
     def caller(self) -> Caller:
@@ -155,31 +156,23 @@ class Connection(SMTP):
         address = network_of((transport.get_extra_info("peername") or ("",))[0])
         if reply := self._door.guard.enter(address):
             metrics.SUBMISSION_CONNECTIONS.add(1, "refused")
-            self.session = self._create_session()
-            if self._is_implicit:
-                self._is_closing = True
-                transport.close()
-            else:
-                self.close(reply)
+            self.close(reply)
             return
         metrics.SUBMISSION_CONNECTIONS.add(1, "accepted")
         self._address = address
-        if self._is_implicit:
-            transport.pause_reading()  # type: ignore[attr-defined]
         super().connection_made(transport)
+        if self._is_implicit:
+            # asyncio has encrypted the connection already.
+            self._note_encryption(transport)
         self._on_open(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._address is not None:
-            self._door.guard.leave(self._address)
-            self._address = None
-            self._release_memory()
-            self._log_out()
-            self._on_closed(self)
+        self._leave()
+        if self._handler_coroutine is not None:
             super().connection_lost(error)
 
     def eof_received(self) -> bool | None:
-        return super().eof_received() if self._address is not None else False
+        return super().eof_received() if self._handler_coroutine is not None else False
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing:
@@ -217,10 +210,29 @@ class Connection(SMTP):
             return
         self._is_closing = True
         transport: Any = self.transport
+        if self._is_in_handshake:
+            self._abort(transport)
+            return
         transport.write(reply.encode() + b"\r\n")
         transport.resume_reading()
         self.loop.call_later(LINGER_SECONDS, transport.close)
-        self.loop.call_later(2 * LINGER_SECONDS, transport.abort)
+        self.loop.call_later(2 * LINGER_SECONDS, self._abort, transport)
+
+    def _abort(self, transport: Any) -> None:
+        """Closes the connection at once. uvloop reports a lost connection only after the handshake of TLS."""
+        transport.abort()
+        if self._handler_coroutine is not None:
+            self._handler_coroutine.cancel()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Frees what this connection uses. Idempotent."""
+        if self._address is not None:
+            self._door.guard.leave(self._address)
+            self._address = None
+            self._release_memory()
+            self._log_out()
+            self._on_closed(self)
 
     # aiosmtpd calls the following methods.
 
@@ -233,36 +245,35 @@ class Connection(SMTP):
         doing = "with this message" if self._content is not None else "between two commands"
         self.close(f"421 4.4.2 The client took too long {doing}. Connect again.")
 
-    async def _handle_client(self) -> None:
-        if self._is_implicit and not await self._encrypt():
-            return
-        await super()._handle_client()
-
     async def _encrypt(self) -> bool:
         """Starts TLS; False if that failed, and the connection is closed."""
         plain: Any = self.transport
         assert self.tls_context is not None
+        self._is_in_handshake = True
         try:
             encrypted: Any = await self.loop.start_tls(
                 plain, self, self.tls_context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
-        except (OSError, asyncio.IncompleteReadError):
-            plain.abort()
-            return False
+        except OSError:
+            encrypted = None
         if encrypted is None:
-            plain.abort()
+            self._abort(plain)
             return False
+        self._is_in_handshake = False
         reader: Any = self._reader
         writer: Any = self._writer
         protocol: Any = self
         self.transport = reader._transport = writer._transport = protocol._transport = encrypted
         protocol._over_ssl = True
-        self._tls_protocol = encrypted  # aiosmtpd only asks whether it is set
-        peer = self.session.peer if self.session else None
         protocol._set_rset_state()
         self.session = self._create_session()
-        self.session.peer, self.session.ssl = peer, {}
+        self._note_encryption(encrypted)
         return True
+
+    def _note_encryption(self, transport: Any) -> None:
+        self._tls_protocol = transport  # aiosmtpd only asks whether it is set
+        assert self.session is not None
+        self.session.ssl = {}
 
     async def smtp_STARTTLS(self, arg: str) -> None:
         if self._tls_protocol or not self.tls_context:

@@ -20,7 +20,7 @@ from dispatcher.admission.validation import EmailValidator
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError
 from dispatcher.providers.capabilities import capabilities_of
-from dispatcher.smtp_door.connection import LINGER_SECONDS, Connection, Hooks
+from dispatcher.smtp_door.connection import HANDSHAKE_SECONDS, LINGER_SECONDS, Connection, Hooks
 from dispatcher.smtp_door.door import Door
 from dispatcher.smtp_door.guard import Guard
 from dispatcher.store.api_keys import KeyStore
@@ -120,12 +120,14 @@ async def serve(
         )
         hooks = Hooks(door)
         hostname = settings.submission_host_name or socket.gethostname()
-        connections = Connections()
+        connections, is_implicit = Connections(), settings.submission_tls == "implicit"
         server = await asyncio.get_running_loop().create_server(
             lambda: Connection(
                 door, hooks, tls, hostname=hostname, on_open=connections.open.add, on_closed=connections.discard
             ),
             sock=listener,
+            ssl=tls if is_implicit else None,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if is_implicit else None,
         )
         tasks = [asyncio.create_task(work.run()) for work in (access, enqueuer, refusals)]
         tasks += [asyncio.create_task(page.run()) for page in metrics_pages(settings)]

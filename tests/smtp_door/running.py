@@ -1,14 +1,17 @@
-"""A real SMTP door in the test's event loop, and a client that sends exactly what a test says."""
+"""A real SMTP door, with the event loop of the real process, and a client that sends exactly what a test says."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
+
+import uvloop
 
 from dispatcher.admission.process import listen
 from dispatcher.config import Settings
@@ -83,7 +86,7 @@ class Client:
 class RunningDoor:
     port: int
     settings: Settings
-    stop: asyncio.Event
+    stop: Callable[[], None]
     greetings: list[str] = field(default_factory=list)
 
     @asynccontextmanager
@@ -104,12 +107,18 @@ class RunningDoor:
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[RunningDoor]:
     listener = listen(settings.submission_address, setting="DISPATCHER_SUBMISSION_ADDRESS", shares_port=False)
-    stop = asyncio.Event()
-    work = serve(settings, listener, stop, lock_seconds=DEADLINE_SECONDS, login_delay_seconds=0.001)
-    serving = asyncio.create_task(work)
+    started: Future[Callable[[], None]] = Future()
+
+    async def work() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        started.set_result(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(stop.set) and None)
+        await serve(settings, listener, stop, lock_seconds=DEADLINE_SECONDS, login_delay_seconds=0.001)
+
+    serving = asyncio.create_task(asyncio.to_thread(uvloop.run, work()))
+    stop = await asyncio.wrap_future(started)
     try:
         yield RunningDoor(listener.getsockname()[1], settings, stop)
     finally:
-        stop.set()
+        stop()
         with listener:
             await serving

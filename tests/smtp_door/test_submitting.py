@@ -16,6 +16,7 @@ from psycopg import sql
 from dispatcher.config import Settings
 from tests.api.running_api import make_key
 from tests.smtp_door.running import MESSAGE, Client, RunningDoor, base64, plain, running
+from tests.waiting import DEADLINE_SECONDS
 
 BOTH = ("ann@example.org", "bob@example.org")
 OTHER_TEXT = MESSAGE.replace(b"Thank you.", b"Thank you, Ann.")
@@ -191,9 +192,25 @@ async def test_a_stop_finishes_the_message_in_progress(
 ) -> None:
     async with door.client() as idle:
         assert (await client.begin("ann@example.org")).startswith("354")
-        door.stop.set()
+        door.stop()
         assert (await idle.reply()).startswith("421 4.3.2")
     assert (await client.say(MESSAGE + b".\r\n")).startswith("250 2.0.0")
     assert (await client.reply()).startswith("421 4.3.2")
 
     assert len(stored(connection)) == 1
+
+
+async def test_a_stop_does_not_wait_for_clients_that_do_nothing(
+    settings: Settings, token: str, certificate: Path, authority: trustme.CA
+) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    secured: dict[str, Any] = {"submission_tls": "starttls", "submission_certificate": certificate}
+    async with asyncio.timeout(DEADLINE_SECONDS), running(replace(settings, **secured)) as door:
+        async with door.client() as silent, door.client() as client:
+            await silent.say("STARTTLS")  # and no handshake
+            await client.say("EHLO a")
+            await client.start_tls(context)
+            await client.log_in(token)
+            door.stop()
+            assert (await client.reply()).startswith("421 4.3.2")
