@@ -206,11 +206,15 @@ async def test_a_stop_does_not_wait_for_clients_that_do_nothing(
     context = ssl.create_default_context()
     authority.configure_trust(context)
     secured: dict[str, Any] = {"submission_tls": "starttls", "submission_certificate": certificate}
-    async with asyncio.timeout(DEADLINE_SECONDS), running(replace(settings, **secured)) as door:
-        async with door.client() as silent, door.client() as client:
-            await silent.say("STARTTLS")  # and no handshake
-            await client.say("EHLO a")
-            await client.start_tls(context)
-            await client.log_in(token)
-            door.stop()
-            assert (await client.reply()).startswith("421 4.3.2")
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        running(replace(settings, **secured)) as door,
+        door.client() as silent,
+        door.client() as client,
+    ):
+        await silent.say("STARTTLS")  # and no handshake
+        await client.say("EHLO a")
+        await client.start_tls(context)
+        await client.log_in(token)
+        door.stop()
+        assert (await client.reply()).startswith("421 4.3.2")
