@@ -111,7 +111,12 @@ async def running(settings: Settings) -> AsyncIterator[RunningDoor]:
 
     async def work() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        started.set_result(lambda: None if loop.is_closed() else loop.call_soon_threadsafe(stop.set) and None)
+
+        def end() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(stop.set)
+
+        started.set_result(end)
         await serve(settings, listener, stop, lock_seconds=DEADLINE_SECONDS, login_delay_seconds=0.001)
 
     serving = asyncio.create_task(asyncio.to_thread(uvloop.run, work()))
