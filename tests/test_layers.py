@@ -34,7 +34,8 @@ FLOORS: Final = (
     {"supervisor", "ops"},
     {"actions"},
     {"client"},
-    {"api"},
+    {"admission"},  # what the API and the SMTP server share
+    {"api", "smtp_door"},
     {"dev"},
     {"cli"},
     {"__main__"},  # `python -m dispatcher`
@@ -54,7 +55,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     (set(), {"standardwebhooks"}),
     # The transport asks for the environment's proxies; dev downloads private servers and waits for them.
     ({"transport", "dev"}, {"http.client", "urllib.request"}),
-    ({"dev"}, {"aiosmtpd"}),
+    ({"dev", "smtp_door"}, {"aiosmtpd"}),
     ({"api", "client"}, {"msgspec"}),
     # These packages come with the extra `api`. The base install works without this extra.
     ({"api"}, {"starlette", "uvicorn"}),

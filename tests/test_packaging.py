@@ -187,21 +187,25 @@ def test_the_metadata_have_only_forms_that_the_setuptools_of_debian_12_knows(set
     assert set(document["project"]["dynamic"]) <= setup["metadata"].keys()
 
 
+EXPOSED = ("email-dispatcher-api", "email-dispatcher-smtp")
+"""The units of programs that other hosts can reach."""
+
+
 def test_the_deployment_files_start_the_api_as_another_user_without_provider_secrets() -> None:
-    units = {
-        name: (ROOT / "deploy" / f"{name}.service").read_text() for name in ("email-dispatcher", "email-dispatcher-api")
-    }
+    units = {name: (ROOT / "deploy" / f"{name}.service").read_text() for name in ("email-dispatcher", *EXPOSED)}
     programs = configparser.RawConfigParser()
     programs.read(ROOT / "deploy" / "supervisord.conf")
     named = parse(
         ROOT, (ROOT / "deploy" / "dispatcher-api.env").read_text().replace("#DISPATCHER", "DISPATCHER")
     ).keys()
 
-    users = {programs[f"program:{name}"]["user"] for name in ("dispatcher", "dispatcher-api")}
+    users = {programs[f"program:{name}"]["user"] for name in ("dispatcher", "dispatcher-api", "dispatcher-smtp")}
     assert users == {"email-dispatcher", "email-dispatcher-api"}
-    assert all(f"\nUser={name}\n" in unit for name, unit in units.items())
-    assert "\nInaccessiblePaths=-/etc/email-dispatcher/dispatcher.env\n" in units["email-dispatcher-api"]
-    assert "--env-file /etc/email-dispatcher/dispatcher-api.env" in units["email-dispatcher-api"]
+    assert "\nUser=email-dispatcher\n" in units["email-dispatcher"]
+    for name in EXPOSED:
+        assert "\nUser=email-dispatcher-api\n" in units[name]
+        assert "\nInaccessiblePaths=-/etc/email-dispatcher/dispatcher.env\n" in units[name]
+        assert "--env-file /etc/email-dispatcher/dispatcher-api.env" in units[name]
     assert not [name for name in named if name.startswith(("DISPATCHER_SMTP", "SENDGRID", "DISPATCHER_SES", "AWS"))]
     assert named <= known_variables(BUILT_IN)
 
@@ -214,14 +218,14 @@ SANDBOX = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["email-dispatcher", "email-dispatcher-api"])
+@pytest.mark.parametrize("name", ["email-dispatcher", *EXPOSED])
 def test_a_systemd_unit_is_confined_to_its_folder_its_processes_and_the_network(name: str, tmp_path: Path) -> None:
     text = (ROOT / "deploy" / f"{name}.service").read_text()
     unit = tmp_path / f"{name}.service"
     unit.write_text(text.replace("/opt/email-dispatcher/bin/dispatcher", f"{sys.executable} -m dispatcher"))
 
     assert set(text.splitlines()) >= SANDBOX
-    assert name.endswith("-api") or "\nProcSubset=pid" not in text  # a ledger needs the host's boot id from /proc/sys
+    assert name in EXPOSED or "\nProcSubset=pid" not in text  # a ledger needs the host's boot id from /proc/sys
     if analyze := shutil.which("systemd-analyze"):
         for words in (["verify"], ["security", "--offline=true", "--threshold=25", "--no-pager"]):
             done = subprocess.run([analyze, *words, str(unit)], capture_output=True, text=True, check=False)

@@ -7,10 +7,8 @@ A request to enqueue an email passes through these modules, in this order:
     app.py                   calls the enqueue endpoints directly, and routes other requests
     enqueue_endpoints.py     the endpoints for one email and for a batch
     access.py                authenticates the key, and checks its scope and rate
-    body_reader.py           reads the body within limits; fair_limiter.py gives one caller at most half of each limit
-    validation.py            checks the email by the rules of `dispatcher.domain`, policy.py and the key (access.py)
-    insert_batcher.py        inserts the emails of concurrent requests with one statement
-    immediate_publisher.py   publishes the emails' messages; if that fails, the relay publishes them
+    body_reader.py           reads the body within limits
+    dispatcher.admission     checks the email, and enqueues it
 
 Needs the extra `api`. Only this package imports Starlette.
 """

@@ -21,17 +21,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dispatcher.actions import all_actions
 from dispatcher.actions.dlq import REPLAYS
 from dispatcher.actions.feed import ListEvents
+from dispatcher.admission.problems import Problem
+from dispatcher.admission.refusal_counter import RefusalCounter
 from dispatcher.api import batch_face, face, status_operations
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import CREATE, CREATE_MANY, CREATE_SMS, EnqueueEndpoints
-from dispatcher.api.error_middleware import ErrorMiddleware
+from dispatcher.api.error_middleware import ErrorMiddleware, response_of
 from dispatcher.api.face import ActionEndpoints, Endpoint
 from dispatcher.api.feed_endpoints import TEST_WEBHOOK, FeedEndpoints, WebhookEndpoints
 from dispatcher.api.operation import Operation, openapi
 from dispatcher.api.operator_jobs import ReplayEndpoints
-from dispatcher.api.problems import Problem
-from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.store.connections import Pool
@@ -174,8 +174,7 @@ def _unless_known(request: Request, response: Response) -> Response:
 
 async def _on_problem(refusals: RefusalCounter, _request: Request, error: Any) -> Response:
     refusals.count(error.code)
-    response: Response = error.response()
-    return response
+    return response_of(error)
 
 
 async def _on_http_exception(refusals: RefusalCounter, request: Request, error: Any) -> Response:

@@ -13,6 +13,7 @@ from dispatcher.actions import all_actions
 from dispatcher.actions.action import example, read
 from dispatcher.actions.batch import LOCKED, UNKNOWN, Batch, Judged, Outcome
 from dispatcher.actions.runner import Who, of_tenant, preview, run_batch, select
+from dispatcher.admission.problems import FieldError, Problem
 from dispatcher.api.face import (
     ActionEndpoints,
     Endpoint,
@@ -33,7 +34,6 @@ from dispatcher.api.operation import (
     operation_name,
     path_parameter,
 )
-from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import SEND_AT
 from dispatcher.domain.status import Status

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final
 
 from starlette.requests import Request
 
-from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.admission.fair_limiter import FairLimiter
+from dispatcher.admission.off_loop import LARGE_BYTES, run_off_loop
+from dispatcher.admission.problems import FieldError, Problem
 from dispatcher.api.large_json import MAX_VALUES, count_values
-from dispatcher.api.problems import FieldError, Problem
 
-LARGE_BYTES: Final = 64 * 1024
-"""From this size, a body is parsed in a thread, so that the event loop can serve other requests."""
 MIN_CHARGED_BYTES: Final = 16 * 1024
 """The least memory that counts for a request with a key: for its headers, and for the task that waits for its body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
 """How many bytes of memory a parsed JSON value needs, in addition to its text. The memory is in use until the value's
 email is inserted."""
-
-T = TypeVar("T")
 
 
 class BodyReader:
@@ -137,15 +131,3 @@ def _check_media_type(request: Request, *, any_media_type: bool) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         error = FieldError("header", "Content-Encoding", "is not supported; send the body uncompressed")
         raise Problem("unsupported-media-type", errors=[error], closes=True)
-
-
-_LARGE_BODY_THREAD: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large bodies")
-"""The thread that parses large bodies. More threads would compete with the event loop for the GIL, and parse no
-faster."""
-
-
-async def run_off_loop(size: int, work: Callable[[], T]) -> T:
-    """Runs `work` on a body of this size and returns its result. Uses a thread if the body is large."""
-    if size < LARGE_BYTES:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODY_THREAD, work)

@@ -18,11 +18,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dispatcher.admission.problems import Problem
 from dispatcher.api.access import AccessControl
 from dispatcher.api.face import Endpoint, row_schemas
 from dispatcher.api.operation import Operation, object_schema, path_parameter, reference
 from dispatcher.api.ops_page.origins import is_cross_site
-from dispatcher.api.problems import Problem
 from dispatcher.api.status_endpoints import Parameter, parameters
 from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope

@@ -15,8 +15,8 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from dispatcher.admission.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.api.operation import BY_POST, operation_name
-from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.client.operations import Method, Operations
 
 CONTENT_SECURITY_POLICY: Final = (

@@ -10,27 +10,19 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import AccessControl, Caller
-from dispatcher.api.body_reader import BodyReader, run_off_loop
-from dispatcher.api.insert_batcher import InsertBatcher, InsertResult
+from dispatcher.admission.access import Caller
+from dispatcher.admission.enqueueing import Enqueuer
+from dispatcher.admission.insert_batcher import InsertResult
+from dispatcher.admission.off_loop import run_off_loop
+from dispatcher.admission.problems import Problem
+from dispatcher.admission.refusal_counter import RefusalCounter
+from dispatcher.admission.validation import KEY_HEADER, KEY_PATTERN, EmailValidator, require_enqueued
+from dispatcher.api.access import AccessControl
+from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.large_json import parse
 from dispatcher.api.operation import BODY_PROBLEMS, ID, Operation, object_schema, reference
-from dispatcher.api.problems import Problem
-from dispatcher.api.quotas import QuotaExhausted
-from dispatcher.api.refusal_counter import RefusalCounter
-from dispatcher.api.validation import (
-    KEY_HEADER,
-    KEY_PATTERN,
-    MAX_BATCH_EMAILS,
-    EmailValidator,
-    batch_items,
-    idempotency_key,
-    quota_exceeded,
-    require_enqueued,
-    require_key,
-)
+from dispatcher.api.validation import MAX_BATCH_EMAILS, batch_items, idempotency_key, require_key
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.email import Email
 from dispatcher.domain.message import SHARED_SCHEMAS, Message, list_schema, text_schema
 from dispatcher.domain.phone import NUMBER_PATTERN
@@ -38,7 +30,6 @@ from dispatcher.domain.sms import SMS_CHANNEL, Sms
 from dispatcher.domain.status import Status
 from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.producers import Acceptance, Enqueued
-from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft, draft
 from dispatcher.telemetry.tracing import TRACER
 
@@ -173,13 +164,12 @@ CREATE_MANY: Final = Operation(
 
 @dataclass(frozen=True, slots=True)
 class EnqueueEndpoints:
-    """Validates emails, charges quotas, and enqueues the emails through the insert batcher."""
+    """Validates and enqueues emails."""
 
     access: AccessControl
     bodies: BodyReader
     validator: EmailValidator
-    batcher: InsertBatcher
-    store: DraftStore
+    enqueuer: Enqueuer
     refusals: RefusalCounter
 
     async def create(self, request: Request) -> Response:
@@ -204,7 +194,7 @@ class EnqueueEndpoints:
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller.name) as body:
                 item = await run_off_loop(len(body), lambda: made(body, enqueueing.traceparent))
-                answer = (await self._enqueue([item], caller))[0]
+                answer = (await self.enqueuer.enqueue([item], caller))[0]
             email = require_enqueued(answer)
             enqueueing.note(1, email.email_id)
         headers = {"Location": f"/v1/emails/{email.email_id}"}
@@ -223,7 +213,7 @@ class EnqueueEndpoints:
                 )
                 self.access.charge_batch(caller.key, len(made) - 1)  # `authenticate` has charged the first email
                 drafts = [item for item in made if isinstance(item, Draft)]
-                answers = iter(await self._enqueue(drafts, caller) if drafts else [])
+                answers = iter(await self.enqueuer.enqueue(drafts, caller) if drafts else [])
                 enqueueing.note(len(drafts))
         results = [
             self._result(next(answers), item, index) if isinstance(item, Draft) else self._refused(item)
@@ -256,27 +246,6 @@ class EnqueueEndpoints:
     def _refused(self, problem: Problem) -> dict[str, Any]:
         self.refusals.count(problem.code)
         return {"outcome": "refused", "problem": problem.document()}
-
-    async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[InsertResult]:
-        """Enqueues all drafts, if enough of the key's quota is left; otherwise raises the problem `quota-exceeded`.
-
-        Drafts that were not inserted use no quota: refused drafts, and repeated requests.
-        """
-        recipients = sum(recipients_of(item.email) for item in drafts)
-        reservation = await self.access.quotas.reserve(caller.key, recipients)
-        if isinstance(reservation, QuotaExhausted):
-            known = await self.store.find(drafts)
-            if any(known.get(item.key) != item.payload_hash for item in drafts):
-                raise quota_exceeded(reservation)
-            return await self.batcher.submit(drafts)
-        answers = await self.batcher.submit(drafts)
-        unused = sum(
-            recipients_of(item.email)
-            for item, answer in zip(drafts, answers, strict=True)
-            if not (isinstance(answer, Enqueued) and answer.acceptance is Acceptance.ACCEPTED)
-        )
-        await self.access.quotas.return_unused(reservation, unused)
-        return answers
 
 
 def _accepted(enqueued: Enqueued, item: Draft) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import orjson
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dispatcher.admission.problems import MEDIA_TYPE, Problem
+from dispatcher.admission.refusal_counter import RefusalCounter
 from dispatcher.api.http_protocol import REQUEST_ID
-from dispatcher.api.problems import Problem
-from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.telemetry.log import get_log
 
@@ -36,7 +38,7 @@ class ErrorMiddleware:
             if is_started:
                 raise
             self._refusals.count(problem.code)
-            response = problem.response()
+            response = response_of(problem)
             del problem
         else:
             return
@@ -60,3 +62,14 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             get_log().error("error.unexpected", where="api", error=type(error).__name__, request_id=request_id)
     detail = "Retry the request. The cause is in the API's log (error.unexpected)."
     return Problem("internal-error", detail, closes=True)
+
+
+def response_of(problem: Problem) -> Response:
+    headers = dict(problem.headers)
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if problem.retry_after is not None:
+        headers["Retry-After"] = str(problem.retry_after)
+    if problem.closes:
+        headers["Connection"] = "close"
+    return Response(orjson.dumps(problem.document()), problem.status, headers, MEDIA_TYPE)

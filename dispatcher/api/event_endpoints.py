@@ -16,10 +16,11 @@ from typing import Any, Final, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.admission.off_loop import run_off_loop
+from dispatcher.admission.problems import Problem
+from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.face import Endpoint
 from dispatcher.api.operation import BODY_PROBLEMS, Operation
-from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from dispatcher.domain.accounts import account_of
 from dispatcher.domain.suppression import Reply

@@ -21,9 +21,12 @@ from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import REPLAYS
 from dispatcher.actions.feed import ListEvents
 from dispatcher.actions.runner import Face, Who, check, run
-from dispatcher.api.access import AccessControl, Caller
-from dispatcher.api.body_reader import BodyReader, run_off_loop
-from dispatcher.api.fair_limiter import FairSessions, FairTurns
+from dispatcher.admission.access import Caller
+from dispatcher.admission.fair_limiter import FairSessions, FairTurns
+from dispatcher.admission.off_loop import run_off_loop
+from dispatcher.admission.problems import FieldError, Problem, pointer_of
+from dispatcher.api.access import AccessControl
+from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.large_json import parse
 from dispatcher.api.operation import (
     BODY_PROBLEMS,
@@ -35,7 +38,6 @@ from dispatcher.api.operation import (
     path_parameter,
     reference,
 )
-from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.api.validation import admit
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope

@@ -24,7 +24,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dispatcher.api.problems import MEDIA_TYPE, Problem
+from dispatcher.admission.problems import MEDIA_TYPE, Problem
 
 MAX_HEAD_BYTES: Final = 32 * 1024
 """The most bytes outside a body: of a request line with its headers, between two chunks of a body, or after the last

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from dispatcher.api.problems import Problem
+from dispatcher.admission.problems import Problem
 from dispatcher.domain.json_data import has_duplicate_name
 
 MAX_VALUES: Final = 400_000

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
+from dispatcher.admission.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.api.status_endpoints import TENANT
 from dispatcher.domain.status import Status
 from dispatcher.version import VERSION

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from dispatcher.actions.action import Action, Page
 from dispatcher.actions.dlq import CreateReplay
-from dispatcher.api.access import Caller
+from dispatcher.admission.access import Caller
 from dispatcher.api.face import ActionEndpoints
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue

@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import logging
-import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
-import uvloop
 
+from dispatcher.admission.enqueueing import open_enqueuer
+from dispatcher.admission.fair_limiter import FairLimiter, FairSessions
+from dispatcher.admission.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES
+from dispatcher.admission.policy import Policy
+from dispatcher.admission.process import ACCEPT_BACKLOG, NEEDS_A_KEY, metrics_pages, run
+from dispatcher.admission.refusal_counter import RefusalCounter
+from dispatcher.admission.validation import EmailValidator
 from dispatcher.api.access import AccessControl
 from dispatcher.api.app import make_app
 from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.face import ActionEndpoints
-from dispatcher.api.fair_limiter import FairLimiter, FairSessions
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.http_protocol import GuardedApp, GuardedProtocol, RequestIds, Timeouts
-from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
-from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
 from dispatcher.api.operator_jobs import OperatorJobs, ReplayEndpoints
-from dispatcher.api.policy import Policy
-from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
-from dispatcher.api.validation import EmailValidator
-from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.settings import EVENTS_FIELDS
 from dispatcher.config.values import LOOPBACKS
-from dispatcher.errors import ConfigurationError, DispatcherError
-from dispatcher.host.lifecycle import set_on_signals
-from dispatcher.host.web_server import WebResponse, WebServer
+from dispatcher.errors import ConfigurationError
 from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, Pool, make_pool
 from dispatcher.store.connections import LOCK_SECONDS as STORE_LOCK_SECONDS
-from dispatcher.store.drafts import DraftStore
-from dispatcher.supervisor.run_dir import make_run_dir
-from dispatcher.telemetry import log, metric_files, scrape
-from dispatcher.telemetry.tracing import TRACER
+from dispatcher.telemetry import log, metrics
 
 if TYPE_CHECKING:
     from dispatcher.api.captured_endpoints import CapturedEndpoints
@@ -81,7 +72,6 @@ KEEP_ALIVE_SECONDS: Final = 75
 the proxy did, the proxy's next request would fail."""
 SHUTDOWN_SECONDS: Final = 3.0
 """How long the process publishes the messages of emails at shutdown. The relay publishes the messages that remain."""
-BACKLOG: Final = 4096
 ACCEPTS_PER_ITERATION: Final = 16
 """How many new connections the event loop accepts per iteration. libuv accepts one connection per listening descriptor
 and iteration, so the loop gets several descriptors of the same socket. With a single descriptor, clients that connect
@@ -90,68 +80,17 @@ GC_THRESHOLDS: Final = (10_000, 4, 50)
 """The garbage collector's thresholds. Requests leave almost no reference cycles. With Python's defaults and a few
 thousand waiting requests, the collector would repeatedly scan the objects of all requests, up to 40 ms each time. But
 abandoned pipelined requests are cycles. To free 200,000 objects at once took 0.2 s; to free 50,000 takes 0.04 s."""
-LARGE_BLOCK_BYTES: Final = 1 << 20
-_M_MMAP_THRESHOLD: Final = -3
-SWITCH_SECONDS: Final = 0.0005
-"""The GIL's switch interval: how long the thread that parses large bodies may delay the event loop at a time. Python's
-default is ten times longer."""
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+_OR_NO_KEY: Final = (
+    "Or, for development on this machine only, set DISPATCHER_API_ALLOW_ANONYMOUS=on and listen on 127.0.0.1. Then "
+    "every local client may do everything until the first key is created."
+)
 
 
 def run_api(settings: Settings, listener: socket.socket) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code 0."""
-    if settings.metrics:
-        # Ignore an error here: only metrics need the run directory, and `metric_files.begin` logs the error.
-        with suppress(OSError):
-            make_run_dir(settings.run_dir)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    # By default, glibc keeps freed blocks that are smaller than its mmap threshold, and each larger freed block raises
-    # the threshold, up to 32 MiB. After a few large bodies the process would stay hundreds of megabytes larger.
-    with suppress(AttributeError):  # C libraries other than glibc have no mallopt, and do not need it
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
-    TRACER.begin("api")
-    if settings.metrics:
-        metric_files.begin(settings.metrics_folder, metric_files.API)
-    try:
-        uvloop.run(_serve_until_signalled(settings, listener))
-    finally:
-        # At exit, the interpreter restores the default handlers. A late second signal would then kill the process, so
-        # the process ignores the signals from now on.
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        metric_files.end()
-        TRACER.end()
-    return 0
-
-
-async def _serve_until_signalled(settings: Settings, listener: socket.socket) -> None:
-    stop = asyncio.Event()
-    set_on_signals(stop, *_STOP_SIGNALS)
-    await serve(settings, listener, stop)
-
-
-def listen(settings: Settings, *, shares_port: bool) -> socket.socket:
-    """Opens the listening socket at DISPATCHER_API_ADDRESS.
-
-    `shares_port`: whether other processes of the same user may listen on the port too. The kernel distributes
-    connections over them.
-    """
-    host, port = settings.api_address.host, settings.api_address.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shares_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise DispatcherError(
-            f"The API cannot listen on {host}:{port}: {error.strerror or error}.",
-            remedy="Set DISPATCHER_API_ADDRESS to another address, or stop the process that listens on this one.",
-        ) from error
-    return listener
+    return run(settings, "api", lambda stop: serve(settings, listener, stop))
 
 
 async def serve(
@@ -179,8 +118,6 @@ async def serve(
         key_sessions = await pool(" keys", KEY_SESSIONS, lock_seconds)
         operator_sessions = await pool(" operator", OPERATOR_SESSIONS, OPERATOR_LOCK_SECONDS)
         unsubscribe_sessions = await pool(" unsubscribe", UNSUBSCRIBE_SESSIONS, OPERATOR_LOCK_SECONDS)
-        publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
-        opened.push_async_callback(_close, publisher)
         slots = FairLimiter(settings.api_max_concurrent_requests)
         memory = FairLimiter(settings.api_memory_bytes, max_request=settings.api_max_body_bytes)
         access = AccessControl(
@@ -188,21 +125,14 @@ async def serve(
         )
         await access.refresh()
         if not (access.is_open or access.has_usable_keys):
-            raise ConfigurationError([NEEDS_A_KEY])
-        drafts = DraftStore(write_sessions, publish_in_seconds=RELAY_AFTER_SECONDS)
-        queues = {lane: settings.queue_of(lane) for lane in settings.lanes}
-        immediate_publisher = ImmediatePublisher(
-            publisher, drafts, queues, read_sessions, bundle=settings.bundle_emails, prefetch=settings.prefetch
-        )
-        await immediate_publisher.begin()
-        batcher = InsertBatcher(drafts, immediate_publisher, settings.api_insert_batch_emails)
-        refusals = RefusalCounter()
+            raise ConfigurationError([f"{NEEDS_A_KEY} {_OR_NO_KEY}"])
+        enqueuer = await open_enqueuer(settings, opened, access.quotas, write_sessions, read_sessions, name="api")
+        refusals = RefusalCounter("api", lambda code: metrics.API_REFUSALS.add(1, code))
         enqueueing = EnqueueEndpoints(
             access,
             BodyReader(slots, memory, max_bytes=settings.api_max_body_bytes),
             EmailValidator(Policy(settings), capabilities_of(settings.providers), settings.lanes),
-            batcher,
-            drafts,
+            enqueuer,
             refusals,
         )
         status = StatusEndpoints(access, settings.lease_seconds, read_sessions)
@@ -218,8 +148,8 @@ async def serve(
         app = ErrorMiddleware(
             make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops, captured), refusals=refusals
         )
-        background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
-        background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
+        background_tasks = [asyncio.create_task(work.run()) for work in (access, enqueuer, refusals)]
+        background_tasks += [asyncio.create_task(pages.run()) for pages in metrics_pages(settings)]
         server = _server(settings, app, refusals, () if ops is None else ops.static_paths)
         # Exclude all objects that exist now from garbage collection, because they are never freed.
         gc.freeze()
@@ -231,9 +161,7 @@ async def serve(
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *background_tasks])
         with suppress(TimeoutError):
             async with asyncio.timeout(shutdown_seconds):
-                await batcher.finish()
-                await access.quotas.close()
-                await immediate_publisher.finish()
+                await enqueuer.finish()
         for task in background_tasks:
             task.cancel()
         await asyncio.gather(*background_tasks, return_exceptions=True)
@@ -306,35 +234,9 @@ async def _ops_page(settings: Settings, access: AccessControl, jobs: OperatorJob
             yield OpsMount(make_ops_app(site), site)
 
 
-NEEDS_A_KEY: Final = (
-    "No usable API key exists. Create one: `dispatcher keys create --name shop --from-domain example.com`. Or, for "
-    "development on this machine only, set DISPATCHER_API_ALLOW_ANONYMOUS=on and listen on 127.0.0.1. Then every local "
-    "client may do everything until the first key is created."
-)
-
-
 def is_loopback(settings: Settings) -> bool:
     """Whether the API listens on the loopback, where no other host can connect."""
     return settings.api_address.host in LOOPBACKS
-
-
-def _pages(settings: Settings) -> list[WebServer]:
-    """The server for /metrics, unless DISPATCHER_API_METRICS_ADDRESS is off."""
-    if not settings.api_metrics_address.host:
-        return []
-
-    async def metrics() -> WebResponse:
-        return WebResponse(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
-
-    # Every API process reads the metric files of all API processes on the host, so any process may answer.
-    setting = "DISPATCHER_API_METRICS_ADDRESS"
-    return [WebServer(settings.api_metrics_address, {"/metrics": metrics}, setting=setting, shares_port=True)]
-
-
-async def _close(publisher: Publisher) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            await publisher.close()
 
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
@@ -372,7 +274,7 @@ def _server(
     return _Server(
         uvicorn.Config(
             GuardedApp(app, request_ids, static_paths=static_paths),
-            backlog=BACKLOG,
+            backlog=ACCEPT_BACKLOG,
             http=partial(  # type: ignore[arg-type]
                 GuardedProtocol, timeouts=timeouts, request_ids=request_ids, on_refusal=refusals.count
             ),

@@ -11,8 +11,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import AccessControl, Caller
-from dispatcher.api.problems import FieldError, Problem
+from dispatcher.admission.access import Caller
+from dispatcher.admission.problems import FieldError, Problem
+from dispatcher.api.access import AccessControl
 from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.text import shown, unknown_fault

@@ -14,8 +14,8 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from dispatcher.admission.problems import Problem
 from dispatcher.api.access import AccessControl
-from dispatcher.api.problems import Problem
 from dispatcher.ops.suppressions import unsubscribe
 from dispatcher.store.address_hashes import AddressHasher, is_unsubscribe_token
 from dispatcher.store.connections import Pool, session

@@ -70,7 +70,7 @@ def _serve(address: str | None, *, share_port: bool) -> int:
         except ValueError as error:
             raise click.UsageError(f"--address {error}.") from None
     try:
-        from dispatcher.api.server import listen, run_api
+        from dispatcher.api.server import run_api
     except ModuleNotFoundError as error:
         raise DispatcherError(
             f"The HTTP API needs a package that is not installed: {error.name}.",
@@ -78,6 +78,7 @@ def _serve(address: str | None, *, share_port: bool) -> int:
         ) from None
     from setproctitle import setproctitle
 
+    from dispatcher.admission.process import listen
     from dispatcher.supervisor.preflight import prepare_store
     from dispatcher.telemetry import log, tracing
 
@@ -85,5 +86,5 @@ def _serve(address: str | None, *, share_port: bool) -> int:
     setproctitle("dispatcher: api")
     prepare_store(settings)
     tracing.prepare()
-    with listen(settings, shares_port=share_port) as listener:
+    with listen(settings.api_address, setting="DISPATCHER_API_ADDRESS", shares_port=share_port) as listener:
         return run_api(settings, listener)

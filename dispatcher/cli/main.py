@@ -23,6 +23,7 @@ _UNDECODED: Final = re.compile("[\udc80-\udcff]")
 COMMANDS: Final = {
     "run": ("run:command", "Send enqueued emails: run this host's workers, relay and monitor."),
     "api": ("api:command", "Serve the HTTP API, which accepts emails."),
+    "smtp": ("smtp:command", "Serve SMTP, which accepts emails from clients with an API key."),
     "keys": ("actions.keys", "Create, list and revoke the HTTP API's keys."),
     "init": ("init:command", "Create or update the tables and the queues."),
     "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),

@@ -6,6 +6,7 @@ from typing import Final
 
 from dispatcher.config.plugins import renamed
 from dispatcher.config.settings import SMS_PROVIDERS, Settings
+from dispatcher.config.values import LOOPBACKS
 
 LONG_WAIT_SECONDS: Final = 600.0
 """If DISPATCHER_RETRY_CAP_SECONDS is at most this many seconds, it never causes a warning."""
@@ -32,7 +33,7 @@ def suspicious_settings(settings: Settings) -> tuple[str, ...]:
 
 def contradictions(settings: Settings) -> list[str]:
     """Mistakes in settings that contradict each other; one sentence each."""
-    mistakes = _alert_gaps(settings) + _openid_gaps(settings) + _wrong_rules(settings)
+    mistakes = _alert_gaps(settings) + _openid_gaps(settings) + _submission_gaps(settings) + _wrong_rules(settings)
     if settings.dlq in map(settings.queue_of, settings.lanes):
         mistakes.append(
             "DISPATCHER_DLQ has the same name as the send queue of a lane. Dead letters need a separate queue: change "
@@ -75,6 +76,24 @@ def _wrong_rules(settings: Settings) -> list[str]:
             f"provider that no rule names, or leave one out of the rules. {listed}"
         )
     return found
+
+
+def unprotected_submission(settings: Settings) -> list[str]:
+    """A sentence if `dispatcher smtp` would listen for other hosts without TLS. Other commands do not need the rule."""
+    if settings.submission_tls != "off" or settings.submission_address.host in LOOPBACKS:
+        return []
+    mistake = (
+        f"DISPATCHER_SUBMISSION_ADDRESS is {settings.submission_address}, but DISPATCHER_SUBMISSION_TLS is off: "
+        "clients would send API keys and emails without encryption. Set DISPATCHER_SUBMISSION_TLS to starttls or "
+        "implicit, or listen on 127.0.0.1."
+    )
+    return [mistake]
+
+
+def _submission_gaps(settings: Settings) -> list[str]:
+    if settings.submission_tls == "off" or settings.submission_certificate is not None:
+        return []
+    return [f"DISPATCHER_SUBMISSION_TLS={settings.submission_tls} needs DISPATCHER_SUBMISSION_CERTIFICATE."]
 
 
 def _openid_gaps(settings: Settings) -> list[str]:

@@ -393,24 +393,68 @@ class Settings:
         "Bytes of memory that a process may use for all request bodies and for parsing them. The requests of one key "
         "may use half of them; further requests get 503.",
     )
-    api_max_recipients: int = setting(values.whole(1, 1000), "50", "The most recipients of an email from the API.")
-    api_max_attachments: int = setting(values.whole(0, 100), "20", "The most attachments of an email from the API.")
+    api_max_recipients: int = setting(
+        values.whole(1, 1000), "50", "The most recipients of an email from the API or over SMTP."
+    )
+    api_max_attachments: int = setting(
+        values.whole(0, 100), "20", "The most attachments of an email from the API or over SMTP."
+    )
     api_max_attachment_bytes: int = setting(
         values.whole(0, 25 * _MIB),
         str(25 * _MIB),
-        "The largest total size of the attachments of an email from the API, decoded, in bytes.",
+        "The largest total size of the attachments of an email from the API or over SMTP, decoded, in bytes.",
     )
     api_denied_extensions: tuple[str, ...] = setting(
         values.names("A-Za-z0-9_.-"),
         _PROGRAM_EXTENSIONS,
-        "File extensions of attachments that the API refuses, comma-separated.",
+        "File extensions of attachments that the API and `dispatcher smtp` refuse, comma-separated.",
         empty=(),
     )
     api_allowed_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"),
         _ALLOWED_HEADERS,
-        "Headers that an email from the API may set, comma-separated. X-* allows all headers that begin with X-.",
+        "Headers that an email from the API may set, comma-separated. X-* allows all headers that begin with X-. "
+        "`dispatcher smtp` leaves out all other headers.",
         empty=(),
+    )
+    submission_address: values.Listener = setting(
+        values.api_listener, "127.0.0.1:2525", "Where `dispatcher smtp` accepts emails over SMTP; see docs/smtp.md."
+    )
+    submission_tls: str = setting(
+        values.choice("off", "starttls", "implicit"),
+        "off",
+        "How clients of `dispatcher smtp` encrypt: starttls (usual on port 587), implicit (from the first byte, port "
+        "465), or off, which is allowed only on the loopback interface.",
+    )
+    submission_certificate: Path | None = setting(
+        values.certificates, None, "PEM file with the certificate of `dispatcher smtp`, and its chain."
+    )
+    submission_certificate_key: Path | None = setting(
+        values.path_of,
+        None,
+        "PEM file with the private key of DISPATCHER_SUBMISSION_CERTIFICATE; unset: the same file.",
+    )
+    submission_host_name: str = setting(
+        values.host_name, None, "The name with which `dispatcher smtp` greets; unset: the machine's name.", empty=""
+    )
+    submission_connections: int = setting(
+        values.whole(2, 100_000),
+        "1000",
+        "The most connections to a process of `dispatcher smtp`. One API key may use half of them.",
+    )
+    submission_connections_per_address: int = setting(
+        values.whole(1, 100_000),
+        "100",
+        "The most connections of one IPv4 address, or of one IPv6 network /64, to a process of `dispatcher smtp`.",
+    )
+    submission_max_bytes: int = setting(
+        values.whole(1024, 2**26), str(40 * _MIB), "The largest message that `dispatcher smtp` accepts, in bytes."
+    )
+    submission_idle_seconds: float = setting(
+        values.seconds(0.1, 3600), "300", "How long a client of `dispatcher smtp` may wait between two commands."
+    )
+    submission_data_seconds: float = setting(
+        values.seconds(0.1, 3600), "300", "How long a client of `dispatcher smtp` may take to transmit one message."
     )
     ops: bool = setting(
         values.switch, "off", "Whether `dispatcher api` serves the operators' page at /ops; see docs/ops-page.md."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any, Final
 from uuid import UUID
@@ -75,3 +75,9 @@ async def summarize_recipients(source: Source) -> list[str]:
 async def list_recipient_partitions(source: Source) -> list[str]: ...
 @statement
 async def summarize_recipient_partition(source: Source, partition: str) -> bool: ...
+
+
+async def find_held_recipients(source: Source, email_id: UUID, addresses: Sequence[str]) -> set[str]:
+    """Which of these normalised addresses are recipients of an email; all of them if its recipients were deleted."""
+    rows = await fetch(source, "find_held_recipients", {"email_id": email_id, "addresses": list(addresses)})
+    return {row[0] for row in rows}

@@ -151,6 +151,10 @@ EVENTS: Final = MappingProxyType(
         "api.refused": "The HTTP API refused requests. Field: counts (by reason, since the previous line of this "
         "event).",
         "api.stopped": "The HTTP API exits.",
+        "submission.started": "The SMTP server listens. Fields: listener, tls.",
+        "submission.refused": "The SMTP server refused logins or messages. Field: counts (by reason, since the "
+        "previous line of this event).",
+        "submission.stopped": "The SMTP server exits.",
         "ops.sign_in_failed": "A sign-in to the operators' page with OpenID Connect failed. Field: reason.",
         "events.skipped": "A provider's request contains events that cannot be read, or that have an unknown kind. "
         "These events are not stored. All other events of the request are stored. Fields: provider, counts (by "

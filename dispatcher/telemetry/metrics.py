@@ -214,7 +214,8 @@ DELIVERY_SECONDS: Final = Histogram(
 # Metrics of the HTTP API.
 API_EMAILS: Final = Counter(
     "dispatcher_api_emails_total",
-    "Emails in requests to the HTTP API: newly accepted, or known from an earlier request with the same message key.",
+    "Emails in requests to the HTTP API, and over SMTP: newly accepted, or known from an earlier request with the same "
+    "message key.",
     ("outcome",),
     (("accepted",), ("known",)),
     panel=Panel.API,
@@ -227,14 +228,29 @@ API_REFUSALS: Final = Counter(
 )
 API_INSERT_SECONDS: Final = Histogram(
     "dispatcher_api_insert_seconds",
-    "Duration of the SQL statement with which the HTTP API inserts emails.",
+    "Duration of the SQL statement with which the HTTP API or the SMTP server inserts emails.",
     _STATEMENT_SECONDS,
     panel=Panel.API,
 )
 API_INSERT_EMAILS: Final = Histogram(
     "dispatcher_api_insert_batch_emails",
-    "Emails per SQL statement with which the HTTP API inserts emails.",
+    "Emails per SQL statement with which the HTTP API or the SMTP server inserts emails.",
     _BATCH_EMAILS,
+    panel=Panel.API,
+)
+
+# Metrics of the SMTP server.
+SUBMISSION_CONNECTIONS: Final = Counter(
+    "dispatcher_submission_connections_total",
+    "Connections to the SMTP server: accepted, or refused because there were too many.",
+    ("outcome",),
+    (("accepted",), ("refused",)),
+    panel=Panel.API,
+)
+SUBMISSION_REFUSALS: Final = Counter(
+    "dispatcher_submission_refusals_total",
+    "Logins and messages that the SMTP server refused.",
+    ("reason",),
     panel=Panel.API,
 )
 

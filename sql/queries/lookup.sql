@@ -2,6 +2,18 @@
 -- The hash of a normalised address, as it is stored in email_recipient. One row.
 select (dispatcher.hash_addresses(array[%(address)s]))[1];
 
+-- name: find_held_recipients
+-- Those of the given normalised addresses that are recipients of an email; all of them if its recipients were deleted.
+with held as materialized (
+    select address_hash
+    from dispatcher.email_recipient
+    where email_id = %(email_id)s
+)
+select address
+from unnest(%(addresses)s::text[], dispatcher.hash_addresses(%(addresses)s::text[])) as given (address, address_hash)
+where address_hash in (select address_hash from held)
+    or not exists (select from held);
+
 -- name: find_recipients_since
 -- The time since which emails can be found by their recipients, and whether there is an older email. One row.
 select

@@ -27,8 +27,8 @@ from dispatcher.actions.emails import ListEmails
 from dispatcher.actions.feed import ListEvents
 from dispatcher.actions.suppressions import RECIPIENTS
 from dispatcher.actions.webhooks import URL
+from dispatcher.admission.policy import Policy
 from dispatcher.api.enqueue_endpoints import SCHEMAS, SMS_EXAMPLE
-from dispatcher.api.policy import Policy
 from dispatcher.config import load
 from dispatcher.domain.email import Email
 from dispatcher.domain.kinds import INSTANT, SEND_AT, SINCE, Kind, cursor_text

@@ -14,7 +14,8 @@ import psycopg
 from psycopg import sql
 from pyreqwest.client import Client, ClientBuilder
 
-from dispatcher.api.server import listen, serve
+from dispatcher.admission.process import listen
+from dispatcher.api.server import serve
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.domain.api_key import Secret
@@ -121,7 +122,7 @@ async def running(
     settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS, fetch: Fetch | None = None
 ) -> AsyncIterator[Api]:
     """Runs an API during the block, with timeouts long enough for a busy machine. `fetch` asks Amazon SNS."""
-    listener: socket.socket = listen(settings, shares_port=False)
+    listener: socket.socket = listen(settings.api_address, setting="DISPATCHER_API_ADDRESS", shares_port=False)
     port: int = listener.getsockname()[1]
     stop = asyncio.Event()
     work = serve(settings, listener, stop, lock_seconds=lock_seconds, shutdown_seconds=DEADLINE_SECONDS, fetch=fetch)

@@ -15,10 +15,10 @@ from psycopg.conninfo import make_conninfo
 from starlette.requests import Request
 from structlog.testing import capture_logs
 
+from dispatcher.admission.fair_limiter import FairLimiter
+from dispatcher.admission.problems import Problem
+from dispatcher.admission.quotas import QuotaExhausted, Quotas, Reservation
 from dispatcher.api.access import AccessControl
-from dispatcher.api.fair_limiter import FairLimiter
-from dispatcher.api.problems import Problem
-from dispatcher.api.quotas import QuotaExhausted, Quotas, Reservation
 from dispatcher.api.server import LOCK_SECONDS
 from dispatcher.config import Settings
 from dispatcher.config.values import Listener

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
+from dispatcher.admission.validation import KEY_PATTERN
 from dispatcher.api.server import LOCK_SECONDS
-from dispatcher.api.validation import KEY_PATTERN
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers

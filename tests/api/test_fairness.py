@@ -12,8 +12,8 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.api.fair_limiter import FairTurns
-from dispatcher.api.problems import Problem
+from dispatcher.admission.fair_limiter import FairTurns
+from dispatcher.admission.problems import Problem
 from dispatcher.domain.api_key import Secret
 from tests.api.running_api import EMAIL, Answer, Api, make_key
 from tests.store.suppressing import hasher_of

@@ -13,9 +13,9 @@ import orjson
 import psycopg
 import pytest
 
+from dispatcher.admission.problems import Problem
 from dispatcher.api.http_protocol import MAX_HEAD_BYTES
 from dispatcher.api.large_json import MAX_VALUES
-from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from dispatcher.errors import InvalidEmail
 from tests.abuse import framings

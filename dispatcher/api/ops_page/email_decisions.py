@@ -25,7 +25,8 @@ from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.resend import Resend
 from dispatcher.actions.runner import Face, Who, run, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
-from dispatcher.api.access import Caller
+from dispatcher.admission.access import Caller
+from dispatcher.admission.problems import Problem
 from dispatcher.api.ops_page.captured import FRAMING
 from dispatcher.api.ops_page.face import who
 from dispatcher.api.ops_page.fields import as_texts
@@ -34,7 +35,6 @@ from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.api.ops_page.zones import zone_of
-from dispatcher.api.problems import Problem
 from dispatcher.api.validation import admit
 from dispatcher.domain.email_history import EmailRow, Moment, since
 from dispatcher.domain.failures import DEAD, FAILS_AGAIN, ItemOutcome, ReplayState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dispatcher.api.problems import PROBLEM_TYPES, Problem
+from dispatcher.admission.problems import PROBLEM_TYPES, Problem
 from dispatcher.errors import (
     BrokerUnavailable,
     DispatcherError,

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from dispatcher.admission.fair_limiter import FairTurns
 from dispatcher.api.access import AccessControl
-from dispatcher.api.fair_limiter import FairTurns
 from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.ops_page.fields import PAGE_SIZES
 from dispatcher.api.ops_page.forms import Form, KeptForm, read_form

@@ -32,8 +32,7 @@ class Policy:
             yield InvalidEmail("to", detail)
         raw_names = () if email.raw is None else [name for name in names_in(email.raw) if not is_reserved(name)]
         for name in (*email.headers, *raw_names):
-            lowered = name.lower()
-            if lowered not in self._headers and not lowered.startswith(self._prefixes):
+            if not self.allows_header(name):
                 yield InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if isinstance(email, Sms) and (fault := self._sms.fault(email.to[0], email.text)):
             yield fault
@@ -63,6 +62,10 @@ class Policy:
                     f"attachments[{index}].content_type",
                     "is the type of a program or script, which this API does not allow",
                 )
+
+    def allows_header(self, name: str) -> bool:
+        lowered = name.lower()
+        return lowered in self._headers or lowered.startswith(self._prefixes)
 
 
 def _within_raw(faults: Iterator[InvalidEmail]) -> Iterator[InvalidEmail]:

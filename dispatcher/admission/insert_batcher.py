@@ -6,7 +6,7 @@ import time
 from operator import attrgetter
 from typing import Final
 
-from dispatcher.api.immediate_publisher import ImmediatePublisher
+from dispatcher.admission.immediate_publisher import ImmediatePublisher
 from dispatcher.domain.outgoing import file_parts
 from dispatcher.errors import DispatcherError, StoreBusy
 from dispatcher.host.request_batcher import RequestBatcher

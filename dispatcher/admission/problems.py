@@ -13,9 +13,6 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
-import orjson
-from starlette.responses import Response
-
 from dispatcher.domain.status import Status
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -145,16 +142,6 @@ class Problem(Exception):
         if self.errors:
             document["errors"] = [error.document() for error in self.errors]
         return document
-
-    def response(self) -> Response:
-        headers = dict(self.headers)
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if self.retry_after is not None:
-            headers["Retry-After"] = str(self.retry_after)
-        if self.closes:
-            headers["Connection"] = "close"
-        return Response(orjson.dumps(self.document()), self.status, headers, MEDIA_TYPE)
 
 
 _ENTRY: Final = re.compile(r"(\w+)\[(\d+)\](?:\.(.+))?")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from dispatcher.api.problems import Problem
+from dispatcher.admission.problems import Problem
 from dispatcher.store.connections import AsyncSession, Pool, session
 
 TURN_SECONDS: Final = 5.0
