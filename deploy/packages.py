@@ -41,7 +41,7 @@ Description: transactional email: none lost, none sent twice
  record the status of each email. An operator can replay failed emails.
  .
  The package contains the Python packages that it needs, at the versions
- with which it was tested, and the extras api, oidc and otel.
+ with which it was tested, and the extras api, dns, oidc, otel and smtp.
 """
 OVERRIDES: Final = """\
 # The Python packages come from wheels, unchanged.
@@ -149,7 +149,7 @@ def install(place: Path, wheel: Path, version: str) -> Path:
     words(PYTHON, "-m", "venv", "--without-pip", place)
     python = place / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
-    pinned = [word for extra in ("oidc", "otel") for word in ("-r", f"requirements/{extra}.txt")]
+    pinned = [word for extra in ("dns", "oidc", "otel", "smtp") for word in ("-r", f"requirements/{extra}.txt")]
     words(*pip, "--require-hashes", *pinned)
     # By its name, because a path would be recorded in the package.
     words(*pip, "--no-index", "--no-deps", "--find-links", wheel.parent, f"email-dispatcher=={version}")

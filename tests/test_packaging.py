@@ -118,6 +118,7 @@ NEEDS: Final = {
     "dispatcher.contrib.django": "test",
     "dispatcher.dev.conformance": "test",
     "dispatcher.dev.testing": "test",
+    "dispatcher.smtp_door.": "smtp",
     "dispatcher.telemetry.spans": "otel",
 }
 """Modules that need an extra. All others work without any extra."""
@@ -137,7 +138,7 @@ for each in pkgutil.walk_packages(dispatcher.__path__, "dispatcher."):
 """
 
 
-@pytest.mark.parametrize("extra", ["runtime", "api", "dns", "oidc", "otel"])
+@pytest.mark.parametrize("extra", ["runtime", "api", "dns", "oidc", "otel", "smtp"])
 def test_the_wheels_modules_import_with_the_packages_of_one_extra_alone(built: Path, extra: str) -> None:
     """Imports the wheel's modules while the packages that `requirements/EXTRA.txt` lacks cannot be imported."""
     present = {*pins(extra), "email-dispatcher"}
