@@ -45,7 +45,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     """The TLS context of the server; None if its clients connect without TLS. Raises ConfigurationError."""
     if settings.submission_tls == "off":
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     assert settings.submission_certificate is not None
     try:
