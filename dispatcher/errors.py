@@ -87,7 +87,7 @@ class MessageKeyConflict(DispatcherError):
     def __init__(self, tenant_id: str, message_key: str, email_id: str) -> None:
         super().__init__(
             f"message_key: {message_key!r} already belongs to email {email_id}, which has a different payload or was "
-            "erased (`dispatcher forget`)",
+            "erased (`dispatcher forget`).",
             remedy="Use a new key for a new email, or send the same payload again.",
         )
         self.tenant_id = tenant_id

@@ -153,7 +153,7 @@ class CreateKey(Change[NewKey], name="keys create", query="insert_key"):
 
     needs_reason = False
     secret = "key"  # noqa: S105 - a field's name
-    done = "Save this key now: it is not shown again. Send it to the API as `Authorization: Bearer …`."
+    done = "Save this key now: it is not shown again. Over HTTP: `Authorization: Bearer …`; over SMTP: the password."
     examples = (
         "keys create --name shop --from-domain example.com",
         "keys create --name login --from-address otp@example.com --lane urgent",

@@ -219,7 +219,7 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
         say(about + examples(preview.samples[outcome]))
     for group in causes:
         again = f" {group.fails_again}" if group.fails_again else ""
-        say(f"  {group.emails:,} of {group.value}, such as {group.sample_key}.{again}")
+        say(f"  {group.emails:,} of {group.value.rstrip('.')}, such as {group.sample_key}.{again}")
     if others:
         say(f"{counted(others, 'email')}: not failed or held. The replay skips them.")
     if not preview.total and not others:

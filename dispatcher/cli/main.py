@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "run": ("run:command", "Send enqueued emails: run this host's workers, relay and monitor."),
     "api": ("api:command", "Serve the HTTP API, which accepts emails."),
     "smtp": ("smtp:command", "Serve SMTP, which accepts emails from clients with an API key."),
-    "keys": ("actions.keys", "Create, list and revoke the HTTP API's keys."),
+    "keys": ("actions.keys", "Create, list and revoke API keys, for HTTP, SMTP and the operators' page."),
     "init": ("init:command", "Create or update the tables and the queues."),
     "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),
     "show": ("show:command", "Show everything about one email: status, timeline, attempts, events."),
@@ -46,7 +46,7 @@ COMMANDS: Final = {
     "events": ("actions.reported_events", "List what providers reported about emails."),
     "audit": ("actions.audit", "Show what operators did: who, when and why."),
     "config": ("config:command", "Show every setting: value, source, default."),
-    "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
+    "doctor": ("doctor:command", "Check settings, servers, providers and senders' DNS, and say how to fix each fault."),
     "topology": (
         "topology:command",
         "Print commands that give RabbitMQ users and PostgreSQL roles the least privileges.",

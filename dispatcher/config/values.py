@@ -508,7 +508,7 @@ def api_listener(text: str) -> Listener:
     """Parses an address to listen at. Refuses `off`."""
     found = listener(text)
     if not found.host:
-        raise ValueError("must be host:port; off is not allowed. If you need no API, do not start `dispatcher api`")
+        raise ValueError("must be host:port; off is not allowed. If you need no such server, do not start it")
     return found
 
 

@@ -27,6 +27,7 @@ class EmailOptions(TypedDict, total=False):
 
     tags: Sequence[str]
     metadata: Mapping[str, str]
+    topic: str | None
     tenant_id: str
     correlation_id: str | None
     on_uncertain: OnUncertain | Literal["hold", "resend"] | None
@@ -168,7 +169,9 @@ class Email(Message):
         read = MimeIn(octets_of_message(message), recipients, allowed_headers)
         others: dict[str, Any] = {"message_key": message_key, "allowed_headers": allowed_headers, **options}
         if unknown := [name for name in options if name not in _BESIDE_RAW]:
-            raise TypeError(f"from_mime() takes no argument {unknown[0]}, because the message has it")
+            raise TypeError(
+                f"from_mime() takes no argument {unknown[0]}: the message says all but {', '.join(_BESIDE_RAW)}"
+            )
         try:
             return cls(**read.fields(), **others)
         except Lost:

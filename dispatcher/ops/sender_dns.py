@@ -206,7 +206,7 @@ def _dmarc(domain: str, records: Records) -> tuple[str, dict[str, str], SenderFi
         if policy not in ("none", "quarantine", "reject"):
             return name, tags, SenderFinding(domain, "DMARC", f"_dmarc.{name} has no valid policy (p=)", publish)
         return name, tags, SenderFinding(domain, "DMARC", f"_dmarc.{name} has the policy {policy}")
-    return domain, {}, SenderFinding(domain, "DMARC", "no record; Gmail and Yahoo refuse bulk email without", publish)
+    return domain, {}, SenderFinding(domain, "DMARC", "no record; Gmail and Yahoo need one for bulk email", publish)
 
 
 def _dkim(

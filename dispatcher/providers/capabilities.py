@@ -155,7 +155,8 @@ def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
             from dispatcher.domain.mime_in import why_raw  # here, because Python's parser takes long to import
 
             why = why_raw(email)
-            return _Shortage("raw", f"raw (the message is sent as it is, because it {why})", "change that", "raw MIME")
+            subject = f"raw (the message is sent as it is, because it {why})"
+            return _Shortage("raw", subject, "write the message without that", "raw MIME")
         case Requirement.SMTPUTF8:
             field, feature = smtputf8_field(email) or "email", "SMTPUTF8"
         case Requirement.LOCAL_OCTETS:

@@ -57,7 +57,10 @@ OF_LIBRARY: Final = MappingProxyType(
 
 def of_problem(problem: Problem) -> str:
     """The reply for a problem. Problems repeat no values of the message."""
-    mistakes = [f"{each.name.removeprefix('#/')} {each.detail}." for each in problem.errors[:3]]
+    mistakes = [
+        f"{'The message' if each.name == '#/raw' else each.name.removeprefix('#/')} {each.detail}."
+        for each in problem.errors[:3]
+    ]
     sentences = [PROBLEM_TYPES[problem.code].title, *mistakes, problem.detail or ""]
     text = " ".join(filter(None, sentences)).encode("ascii", "replace").decode()
     return f"{_CODES.get(problem.code, '554 5.6.0')} {' '.join(text.split())[:_MOST_CHARACTERS]}"

@@ -302,7 +302,8 @@ class Attempts:
         why = ", ".join(dict.fromkeys(reasons.values()))
         other = "other " if email.lease.recipient_outcomes else ""
         if Reason.KEPT_BACK in reasons.values():
-            words = f"No {other}recipient may get email from this host (DISPATCHER_ALLOW_RECIPIENTS): {why}."
+            also = "" if why == Reason.KEPT_BACK else f": {why}"
+            words = f"No {other}recipient may get email from this host (DISPATCHER_ALLOW_RECIPIENTS){also}."
             return self._refused(email, Reason.KEPT_BACK, words)
         return self._refused(email, Reason.SUPPRESSED, f"Every {other}recipient is suppressed: {why}.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import re
 import warnings
@@ -16,7 +17,7 @@ import pytest
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.calendar import Calendar
 from dispatcher.domain.capabilities import Capabilities, Requirement
-from dispatcher.domain.email import Email
+from dispatcher.domain.email import Email, EmailOptions
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, endings_of
 from dispatcher.domain.sms import Sms
@@ -174,6 +175,15 @@ NO_JSON = (nested(40), nested(100_000), float("nan"), 2**60, "a\0b", "\ud800", o
 )
 def test_a_refusal_names_the_invalid_argument(field: str, fields: dict[str, Any]) -> None:
     assert refusal(**fields)[0] == field
+
+
+def test_a_mime_message_takes_every_argument_that_says_nothing_about_its_content() -> None:
+    content = "sender to cc bcc reply_to subject text html template_id template_data headers attachments calendar raw"
+    others = {*inspect.signature(Email).parameters} - {*content.split(), "message_key", "allowed_headers"}
+
+    assert others == {*EmailOptions.__annotations__}
+    with pytest.raises(TypeError, match="topic"):
+        Email.from_mime(b"From: a@b.example\r\n\r\n", message_key="k", subject="s")  # type: ignore[call-arg]
 
 
 FILE: dict[str, Any] = {"filename": "a", "content_type": "text/plain", "content": b""}
