@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,51 @@ async def test_no_recipient_gets_a_message_twice(
     assert last.startswith(reply)
     assert len(stored(connection)) == emails
     assert len(recipients(connection)) == len(set(recipients(connection)))
+
+
+async def test_a_message_is_no_repetition_of_a_test(
+    door: RunningDoor, client: Client, connection: psycopg.Connection
+) -> None:
+    test = make_key(connection, is_test=True)
+    async with door.client() as tester:
+        await tester.log_in(test)
+        for content in (MESSAGE, MESSAGE, KEYED):
+            assert (await tester.submit(content=content)).startswith("250 2.0.0")
+
+    assert [(await client.submit(content=each))[:9] for each in (MESSAGE, KEYED)] == ["554 5.6.0"] * 2
+    assert connection.execute("select distinct channel from email_log").fetchall() == [("test",)]
+
+
+async def test_a_key_that_is_revoked_sends_no_message_that_it_has_begun(
+    door: RunningDoor, client: Client, connection: psycopg.Connection, token: str
+) -> None:
+    assert (await client.begin("ann@example.org")).startswith("354")
+    connection.execute("update api_key set revoked_at = now()")
+
+    async def is_known() -> bool:
+        async with door.client() as other:
+            await other.say("EHLO a")
+            return (await other.say(f"AUTH PLAIN {plain(token)}")).startswith("235")
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while await is_known():
+            pass
+    assert (await client.say(MESSAGE + b".\r\n")).startswith("421 4.7.0")
+    assert stored(connection) == []
+
+
+async def test_a_large_message_for_more_recipients_is_not_copied_for_all_of_them_at_once(client: Client) -> None:
+    content = MESSAGE + (b"a" * 70 + b"\r\n") * 85_000  # 6 MB
+    assert (await client.submit("x@example.org", content=content)).startswith("250 2.0.0")
+    tracemalloc.start()
+    try:
+        reply = await client.submit(*(f"a{number}@example.org" for number in range(20)), content=content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert reply.startswith("250 2.0.0")
+    assert peak < 20 * len(content), f"{peak:,} bytes"
 
 
 async def test_two_processes_cannot_accept_a_recipient_twice(
