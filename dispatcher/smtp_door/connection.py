@@ -247,8 +247,13 @@ class Connection(SMTP):
             return
         await super().push(OF_LIBRARY.get(status, status))
 
+    def _reset_timeout(self, duration: float | None = None) -> None:
+        # Before the login, commands do not extend the time: with NOOP, a client could stay for days.
+        if self._caller is not None or self._timeout_handle is None:
+            super()._reset_timeout(duration)
+
     def _timeout_cb(self) -> None:
-        doing = "with this message" if self._content is not None else "between two commands"
+        doing = "with this message" if self._content else "between two commands" if self._caller else "to log in"
         self.close(f"421 4.4.2 The client took too long {doing}. Connect again.")
 
     async def _encrypt(self) -> bool:
@@ -326,6 +331,7 @@ class Connection(SMTP):
                 if is_last:
                     self.close(f"421 4.7.0 Too many failed logins.{reply[9:]}")
             return AuthResult(success=False, handled=False, message=reply)
+        self._reset_timeout()
         return AuthResult(success=True, auth_data=given.auth_data.login)
 
     def _log_out(self) -> None:

@@ -81,8 +81,7 @@ class Connections:
 
 
 async def accept_encrypted(listener: socket.socket, tls: ssl.SSLContext, made: Callable[[], Connection]) -> None:
-    """Accepts connections until cancelled. Counts each before its handshake: a server of asyncio would hold any number
-    of clients that connect and do nothing."""
+    """Accepts connections until cancelled. Counts each before its handshake, which a server of asyncio does not."""
     loop = asyncio.get_running_loop()
 
     async def encrypt(client: socket.socket, connection: Connection) -> None:

@@ -245,6 +245,13 @@ async def test_slow_and_large_clients_are_refused(settings: Settings, words: dic
         assert await unexpected(door, TIGHT, words) == {}
 
 
+async def test_commands_do_not_extend_the_time_for_the_login(settings: Settings, token: str) -> None:
+    async with running(replace(settings, submission_idle_seconds=0.1)) as door, door.client() as client:
+        while (reply := await client.say("NOOP")).startswith("250"):
+            pass
+    assert reply == "421 4.4.2 The client took too long to log in. Connect again."
+
+
 async def test_without_tls_nothing_begins(settings: Settings, words: dict[str, str], certificate: Path) -> None:
     limits: dict[str, Any] = {"submission_tls": "starttls", "submission_certificate": certificate}
     context = ssl.create_default_context()
