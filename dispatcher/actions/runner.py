@@ -41,6 +41,7 @@ class Who:
         tenant_id: The only tenant that this actor sees; None: all.
         scopes: What the actor may do; None: everything.
         sees_content: Whether lists show senders, recipients and subjects.
+        is_test: Whether a test key acts, which changes no other emails than tests.
         admit: Raises an error if the actor may not enqueue an email; None: the actor may.
     """
 
@@ -49,6 +50,7 @@ class Who:
     tenant_id: str | None = None
     scopes: frozenset[Scope] | None = None
     sees_content: bool = False
+    is_test: bool = False
     admit: Callable[[Message], Awaitable[None]] | None = None
 
 
@@ -162,7 +164,8 @@ async def run_batch(
 
     action.check(settings)
     act = Act.of(who.actor, action.reason)
-    parameters = {**action.change(), **await action.prepare(source, settings), "actor": act.actor, "reason": act.reason}
+    named = {"actor": act.actor, "reason": act.reason, "is_test": who.is_test}
+    parameters = {**action.change(), **await action.prepare(source, settings), **named}
     for first in range(0, len(ids), action.batch_rows):
         batch = list(dict.fromkeys(ids[first : first + action.batch_rows]))
         yield await _change(source, action, parameters, batch)

@@ -153,7 +153,7 @@ def who(caller: Caller) -> Who:
         return Who(Face.OPEN_HTTP, "api")
     scopes = frozenset(map(Scope, key.scopes))
     name = f"api key ed_{key.key_id} ({key.name})"
-    return Who(Face.HTTP, name, key.tenant_id, scopes, sees_content=caller.sees_content)
+    return Who(Face.HTTP, name, key.tenant_id, scopes, sees_content=caller.sees_content, is_test=caller.is_test)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -26,6 +26,7 @@ def setting(
     empty: T | None = None,
     needed: str | None = None,
     shared: bool | None = None,
+    may_be_empty: bool = True,
 ) -> T:
     """Declares a field of `Settings`, or of a provider's settings.
 
@@ -42,9 +43,12 @@ def setting(
         needed: If the provider requires this setting: a phrase that says what to set the variable to. Otherwise None.
         shared: Whether an account that does not set it has the value of its provider. By default, if it is neither
             needed nor secret: so that a missing login never becomes the login of another account.
+        may_be_empty: Whether an empty variable counts as unset. If not, it is parsed, and may be invalid.
     """
     is_shared = not (secret or needed) if shared is None else shared
-    declared = Setting("", variable or "", parse, default, about, secret, is_secret_path, needed, is_shared)
+    declared = Setting(
+        "", variable or "", parse, default, about, secret, is_secret_path, needed, is_shared, may_be_empty
+    )
     if default is None:
         return field(default=empty, repr=not secret, metadata={Setting: declared})  # type: ignore[return-value]
     return field(default_factory=lambda: parse(default), repr=not secret, metadata={Setting: declared})
@@ -62,6 +66,7 @@ class Setting(NamedTuple):
     is_secret_path: bool
     needed: str | None
     is_shared: bool
+    may_be_empty: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ class SettingReader:
         variable, file_variable = wanted.variable, f"{wanted.variable}_FILE"
         if self._environ.get(variable) and self._environ.get(file_variable):
             raise ValueError(f"cannot be combined with {file_variable}; set only one of the two")
-        if text := self._environ.get(variable):
+        if (text := self._environ.get(variable)) or (text is not None and not wanted.may_be_empty):
             return Origin(variable, text.strip(), "environment")
         if wanted.secret and (path := self._environ.get(file_variable)):
             return Origin(variable, _read_secret(file_variable, path), "file")

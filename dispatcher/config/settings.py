@@ -210,6 +210,7 @@ class Settings:
         "For a system that must not reach real people: the only recipients of emails and SMS, as addresses, domains, "
         "and phone numbers or their beginnings such as +4915, comma-separated; or none. Emails to all others are kept "
         "back: they fail with the error kept_back. Unset: all recipients. Use the same value on all hosts.",
+        may_be_empty=False,
     )
     redirect_to: str | None = setting(
         values.mailbox,
@@ -217,6 +218,7 @@ class Settings:
         "An address that gets the emails which DISPATCHER_ALLOW_RECIPIENTS would keep back, instead of all their "
         "recipients. If only this setting is set, it gets all emails. SMS are still kept back. Use the same value on "
         "all hosts.",
+        may_be_empty=False,
     )
     sender_domains: tuple[str, ...] = setting(
         values.domains,

@@ -59,6 +59,8 @@ _OF_PARTS: Final = frozenset(
 _ENCODINGS: Final = frozenset({"", "7bit", "8bit", "binary", "quoted-printable", "base64"})
 _FILE_PARAMETERS: Final = frozenset({"filename", "size", "creation-date", "modification-date", "read-date"})
 _SENDERS: Final = ("from", "sender", "resent-from", "resent-sender")
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\((?:[^()\\]|\\.)*\)', re.DOTALL)
+"""A quoted string, or a comment."""
 _CID: Final = re.compile(r"""cid:([^"'\s<>)]{1,500})""", re.IGNORECASE)
 _FAULTS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What Python's parser raises for some invalid messages."""
@@ -436,9 +438,14 @@ def senders_in(octets: bytes) -> list[str]:
     try:
         head = HeaderParser(policy=_POLICY).parsestr(head_of(octets).decode())
         fields = [each for name in _SENDERS for each in _address_fields(head, name)]
-        return [address.addr_spec for each in fields for address in each.addresses]
+        found = [address.addr_spec for each in fields for address in each.addresses]
     except _FAULTS:
         raise InvalidEmail(FIELD, "has a header with senders that cannot be read") from None
+    source = [str(value) for name, value in head.raw_items() if name.lower() in _SENDERS]
+    if sum(_QUOTED.sub("", each).count("@") for each in source) != sum("@" in each for each in found):
+        # Of `a@example.com <b@example.com>`, Python reads the first address, and mail programs the second.
+        raise InvalidEmail(FIELD, "has senders that mail programs read differently; put an address in a name in quotes")
+    return found
 
 
 def files_in(octets: bytes) -> Iterator[tuple[str, str, int]]:

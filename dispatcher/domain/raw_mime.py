@@ -23,7 +23,8 @@ MAX_HEAD_OCTETS: Final = 64 * 1024
 MAX_LINE_OCTETS: Final = 998
 
 _LONE_LF: Final = re.compile(rb"(?<!\r)\n")
-_FIELD: Final = re.compile(rb"([!-9;-~]{1,997})[ \t]*:[^\r\n]*(?:\r\n[ \t][^\r\n]*)*(?:\r\n|\Z)")
+_FIELD: Final = re.compile(rb"([!-9;-~]{1,997}):[^\r\n]*(?:\r\n[ \t][^\r\n]*)*(?:\r\n|\Z)")
+"""Without spaces before the colon: Python's parser ends the header section there, and other programs do not."""
 _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _NEVER_SENT: Final = (b"bcc", b"resent-bcc", b"return-path")
 _REFUSED: Final = ("apparently-to", "x-sg-")

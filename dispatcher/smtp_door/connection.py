@@ -153,21 +153,17 @@ class Connection(SMTP):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        address = network_of((transport.get_extra_info("peername") or ("",))[0])
-        if reply := self._door.guard.enter(address):
-            metrics.SUBMISSION_CONNECTIONS.add(1, "refused")
-            self.close(reply)
-            return
-        metrics.SUBMISSION_CONNECTIONS.add(1, "accepted")
-        self._address = address
-        super().connection_made(transport)
         if self._is_implicit:
-            # asyncio has encrypted the connection already.
+            # asyncio has encrypted the connection already, and `accept_encrypted` has counted it.
+            super().connection_made(transport)
             self._note_encryption(transport)
-        self._on_open(self)
+        elif reply := self.enter(transport.get_extra_info("peername")):
+            self.close(reply)
+        else:
+            super().connection_made(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._leave()
+        self.leave()
         if self._handler_coroutine is not None:
             super().connection_lost(error)
 
@@ -198,6 +194,25 @@ class Connection(SMTP):
 
     # What the server calls.
 
+    def enter(self, peer: Any) -> str | None:
+        """Counts this connection. Returns the reply, and counts nothing, if there are too many."""
+        address = network_of((peer or ("",))[0])
+        reply = self._door.guard.enter(address)
+        metrics.SUBMISSION_CONNECTIONS.add(1, "refused" if reply else "accepted")
+        if reply is None:
+            self._address = address
+            self._on_open(self)
+        return reply
+
+    def leave(self) -> None:
+        """Frees what this connection uses. Idempotent."""
+        if self._address is not None:
+            self._door.guard.leave(self._address)
+            self._address = None
+            self._release_memory()
+            self._log_out()
+            self._on_closed(self)
+
     def drain(self) -> None:
         """Closes the connection: now, or after the message in progress."""
         self._is_draining = True
@@ -223,16 +238,7 @@ class Connection(SMTP):
         transport.abort()
         if self._handler_coroutine is not None:
             self._handler_coroutine.cancel()
-        self._leave()
-
-    def _leave(self) -> None:
-        """Frees what this connection uses. Idempotent."""
-        if self._address is not None:
-            self._door.guard.leave(self._address)
-            self._address = None
-            self._release_memory()
-            self._log_out()
-            self._on_closed(self)
+        self.leave()
 
     # aiosmtpd calls the following methods.
 
@@ -241,8 +247,13 @@ class Connection(SMTP):
             return
         await super().push(OF_LIBRARY.get(status, status))
 
+    def _reset_timeout(self, duration: float | None = None) -> None:
+        # Before the login, commands do not extend the time: with NOOP, a client could stay for days.
+        if self._caller is not None or self._timeout_handle is None:
+            super()._reset_timeout(duration)
+
     def _timeout_cb(self) -> None:
-        doing = "with this message" if self._content is not None else "between two commands"
+        doing = "with this message" if self._content else "between two commands" if self._caller else "to log in"
         self.close(f"421 4.4.2 The client took too long {doing}. Connect again.")
 
     async def _encrypt(self) -> bool:
@@ -320,6 +331,7 @@ class Connection(SMTP):
                 if is_last:
                     self.close(f"421 4.7.0 Too many failed logins.{reply[9:]}")
             return AuthResult(success=False, handled=False, message=reply)
+        self._reset_timeout()
         return AuthResult(success=True, auth_data=given.auth_data.login)
 
     def _log_out(self) -> None:

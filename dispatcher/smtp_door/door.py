@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.domain.email import Email
 from dispatcher.domain.headers import is_reserved
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
-from dispatcher.producers import Acceptance, Enqueued
+from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
 from dispatcher.smtp_door.content import LONG_LINE, has_long_line
 from dispatcher.smtp_door.guard import Guard
 from dispatcher.smtp_door.message_key import (
@@ -32,6 +33,7 @@ from dispatcher.smtp_door.message_key import (
 )
 from dispatcher.smtp_door.replies import of_problem
 from dispatcher.store.address_hashes import normalised
+from dispatcher.store.api_keys import ApiKey
 from dispatcher.store.connections import Pool
 from dispatcher.store.enqueueing import Draft, draft
 from dispatcher.store.recipients import find_held_recipients
@@ -83,18 +85,22 @@ class Door:
 
     def begin_message(self, caller: Caller) -> None:
         """Counts a message against the rate of its key. Raises `Refused`."""
-        assert caller.key is not None
-        key = self.access.valid_key(caller.key.key_id)
-        if key is None:
-            raise Refused("421 4.7.0 The API key was revoked. Log in with another key.")
         try:
-            self.access.charge(key)
+            self.access.charge(self._valid_key(caller))
         except Problem as problem:
             raise Refused(self.reply_of(problem)) from None
+
+    def _valid_key(self, caller: Caller) -> ApiKey:
+        """The caller's key. Raises `Refused` if it was revoked since the login."""
+        assert caller.key is not None
+        if (key := self.access.valid_key(caller.key.key_id)) is None:
+            raise Refused("421 4.7.0 The API key was revoked. Log in with another key.")
+        return key
 
     async def accept(self, caller: Caller, sender: str, recipients: Sequence[str], content: bytes) -> str:
         """The reply to a whole message; a 250 only if the message is committed for all its recipients."""
         try:
+            self._valid_key(caller)
             with TRACER.enqueueing(None) as enqueueing:
                 email_id, is_new = await self._enqueue(caller, sender, recipients, content, enqueueing.traceparent)
                 enqueueing.note(1, email_id)
@@ -151,14 +157,19 @@ class Door:
         self, caller: Caller, missing: Sequence[str], content: bytes, first: Draft, traceparent: str | None
     ) -> tuple[UUID, bool]:
         """Enqueues an email for each recipient: its key names the message and the recipient, so it is unique however a
-        client regroups the recipients (docs/decisions/0092-smtp-door.md)."""
+        client regroups the recipients (docs/decisions/0092-smtp-door.md). Each has a copy of the content, so a few at
+        a time are in memory."""
 
-        def read() -> list[Draft]:
-            keys = [(key_of_recipient(first.email.message_key, normalised(each)), each) for each in missing]
+        def read(some: Sequence[str]) -> list[Draft]:
+            keys = [(key_of_recipient(first.email.message_key, normalised(each)), each) for each in some]
             return [self._draft(caller, [address], content, key, traceparent) for key, address in keys]
 
-        answers = await self.enqueuer.enqueue(await run_off_loop(len(content) * len(missing), read), caller)
-        enqueued = [require_enqueued(answer) for answer in answers]
+        enqueued: list[Enqueued] = []
+        at_once = max(1, BATCH_OCTETS // len(content))
+        for start in range(0, len(missing), at_once):
+            some = missing[start : start + at_once]
+            drafts = await run_off_loop(len(content) * len(some), partial(read, some))
+            enqueued += [require_enqueued(answer) for answer in await self.enqueuer.enqueue(drafts, caller)]
         return enqueued[0].email_id, any(each.acceptance is Acceptance.ACCEPTED for each in enqueued)
 
     def _check_form(self, content: bytes) -> None:
@@ -180,5 +191,5 @@ class Door:
         )
         self.validator.check(email, caller)
         return draft([email], traceparent, caller.lane, is_test=caller.is_test)[0]._replace(
-            payload_hash=fingerprint_of(content)
+            payload_hash=fingerprint_of(content, is_test=caller.is_test)
         )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
@@ -32,6 +33,7 @@ INSERT_LOCK_SECONDS: Final = 0.25
 READ_SESSIONS: Final = 2
 KEY_SESSIONS: Final = 2
 LOGIN_DELAY_SECONDS: Final = 1.0
+ACCEPT_AGAIN_SECONDS: Final = 1.0
 FINISH_SECONDS: Final = 3.0
 """How long the process publishes the messages of emails when it stops. The relay publishes the messages that remain."""
 
@@ -78,6 +80,35 @@ class Connections:
             await self._change.wait()
 
 
+async def accept_encrypted(listener: socket.socket, tls: ssl.SSLContext, made: Callable[[], Connection]) -> None:
+    """Accepts connections until cancelled. Counts each before its handshake, which a server of asyncio does not."""
+    loop = asyncio.get_running_loop()
+
+    async def encrypt(client: socket.socket, connection: Connection) -> None:
+        try:
+            with suppress(OSError):
+                await loop.connect_accepted_socket(
+                    lambda: connection, client, ssl=tls, ssl_handshake_timeout=HANDSHAKE_SECONDS
+                )
+        finally:
+            if connection.transport is None:
+                client.close()
+                connection.leave()
+
+    async with asyncio.TaskGroup() as handshakes:
+        while True:
+            try:
+                client, peer = await loop.sock_accept(listener)
+            except OSError:  # such as too many open files
+                await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
+                continue
+            connection = made()
+            if connection.enter(peer):
+                client.close()
+            else:
+                handshakes.create_task(encrypt(client, connection))
+
+
 async def serve(
     settings: Settings,
     listener: socket.socket,
@@ -120,22 +151,26 @@ async def serve(
         )
         hooks = Hooks(door)
         hostname = settings.submission_host_name or socket.gethostname()
-        connections, is_implicit = Connections(), settings.submission_tls == "implicit"
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(
-                door, hooks, tls, hostname=hostname, on_open=connections.open.add, on_closed=connections.discard
-            ),
-            sock=listener,
-            ssl=tls if is_implicit else None,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS if is_implicit else None,
-        )
+        connections = Connections()
+
+        def made() -> Connection:
+            on_open, on_closed = connections.open.add, connections.discard
+            return Connection(door, hooks, tls, hostname=hostname, on_open=on_open, on_closed=on_closed)
+
         tasks = [asyncio.create_task(work.run()) for work in (access, enqueuer, refusals)]
         tasks += [asyncio.create_task(page.run()) for page in metrics_pages(settings)]
+        stop_accepting: Callable[[], object]
+        if tls is not None and settings.submission_tls == "implicit":
+            listener.setblocking(False)
+            tasks.append(asyncio.create_task(accept_encrypted(listener, tls, made)))
+            stop_accepting = tasks[-1].cancel
+        else:
+            stop_accepting = (await asyncio.get_running_loop().create_server(made, sock=listener)).close
         host, port = listener.getsockname()[:2]
         get_log().info("submission.started", listener=f"{host}:{port}", tls=settings.submission_tls)
         stopped = asyncio.create_task(stop.wait())
         ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        server.close()
+        stop_accepting()
         for connection in list(connections.open):
             connection.drain()
         with suppress(TimeoutError):

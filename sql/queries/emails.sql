@@ -13,10 +13,11 @@ email_id = any(array(select email_id from free)) and email_id between %(lowest_i
 
 -- part: given_and_locked
 -- The given emails of a tenant (null: of any), locked in the order of their ids. Waits for locked rows, so that each
--- answer is about a committed status, for example after a concurrent lease.
+-- answer is about a committed status, for example after a concurrent lease. A test key sees only tests.
 from dispatcher.email_log
 where {is_given}
     and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    and (not %(is_test)s or channel = 'test')
 order by email_id
 for no key update
 

@@ -297,7 +297,7 @@ changed as (
             else 'The lease expired. Its worker ended without recording whether the email was sent.'
         end,
         publish_due_at = case x.policy when 'hold' then null else clock_timestamp() end,
-        dead_letter_due_at = case x.policy when 'hold' then clock_timestamp() end
+        dead_letter_due_at = case when x.policy = 'hold' and e.channel is distinct from 'test' then clock_timestamp() end
     from expired as x
     where {is_e_given}
         and e.email_id = x.email_id
@@ -395,7 +395,7 @@ changed as (
             else 'PostgreSQL failed over to a standby that lacks the last commits. The email may have been sent before the failover.'
         end,
         publish_due_at = case when v.policy <> 'hold' then clock_timestamp() end,
-        dead_letter_due_at = case v.policy when 'hold' then clock_timestamp() end
+        dead_letter_due_at = case when v.policy = 'hold' and e.channel is distinct from 'test' then clock_timestamp() end
     from vanished as v
     where {is_e_given}
         and e.email_id = v.email_id

@@ -110,7 +110,9 @@ changed as (
         error_type = %(error_type)s,
         publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
         settled_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() else e.settled_at end,
-        dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
+        dead_letter_due_at = case
+            when e.crash_count + 1 >= %(most_crashes)s and e.channel is distinct from 'test' then clock_timestamp()
+        end
     where {is_free}
     returning
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.crash_count, e.error_type as reason,

@@ -285,6 +285,10 @@ async def test_a_sending_key_changes_single_emails_of_its_tenant_only(api: Api, 
     assert (await api.call("POST", "/v1/emails/cancel", body=REASON, token=sender)).status == 403
     assert column(connection, "status") == {"other": "pending", "k-1": "cancelled", "k-2": "cancelled"}
 
+    test = make_key(connection, tenant_id="shop", scopes=["send"], is_test=True)
+    live, own = [(await api.post(key, token=token)).json["id"] for key, token in (("k-3", sender), ("k-4", test))]
+    assert [await cancel(each, test) for each in (live, own)] == [404, 200]
+
 
 async def test_a_filter_or_all_must_be_chosen_and_dry_run_only_counts(api: Api, connection: psycopg.Connection) -> None:
     for number in range(3):

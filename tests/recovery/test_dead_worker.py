@@ -50,6 +50,7 @@ REFUSED_FOR_A_DAY = Deferred(Reason.REFUSED, "come back tomorrow", "451 4.7.1", 
 NO_USER = Rejected(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1")
 LAST: dict[str, Any] = {"attempt_count": 2}
 """The next attempt is the last one."""
+TEST: dict[str, Any] = {"channel": "test"}
 PINNED: dict[str, Any] = {"provider": "resend", "pinned_at": BEGAN, "crash_count": 2}
 
 
@@ -59,6 +60,7 @@ PINNED: dict[str, Any] = {"provider": "resend", "pinned_at": BEGAN, "crash_count
         pytest.param(unsent, {}, "pending", None, (0, 0), id="unsent"),
         pytest.param(rendering, {"crash_count": 1}, "pending", "worker_crashed", (0, 2), id="rendering, second crash"),
         pytest.param(rendering, {"crash_count": 2}, "failed", "worker_crashed", (0, 3), id="rendering, third crash"),
+        pytest.param(rendering, {"crash_count": 2, **TEST}, "failed", "worker_crashed", (0, 3), id="rendering a test"),
         pytest.param(rendering, PINNED, "held", "worker_crashed", (0, 3), id="rendering what a provider may have"),
         pytest.param(on_the_wire, {}, "held", "outcome_unknown", (1, 0), id="on the wire"),
         pytest.param(on_the_wire, {"on_uncertain": "hold"}, "held", "outcome_unknown", (1, 0), id="to be held"),
@@ -91,7 +93,7 @@ async def test_an_email_is_settled_by_its_last_step_in_the_ledger(
     assert (row["status"], row["error_type"], row["locked_by"]) == (status, reason, None)
     assert (row["attempt_count"], row["crash_count"]) == counts
     assert (row["publish_due_at"] is not None) == (status == "pending")
-    assert (row["dead_letter_due_at"] is not None) == (status in ("failed", "held"))
+    assert (row["dead_letter_due_at"] is not None) == (status in ("failed", "held") and row["channel"] != "test")
     assert (row["provider_message_id"] == "queued as 7") == (status == "sent")
     outcome = "uncertain" if step is on_the_wire else type(step).__name__.lower()
     assert host.books.hourly() == ({} if step in (unsent, rendering) else {outcome: 1})

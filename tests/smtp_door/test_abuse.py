@@ -15,6 +15,7 @@ import pytest
 from dispatcher.config import Settings
 from tests.api.running_api import make_key
 from tests.smtp_door.running import MESSAGE, Client, RunningDoor, base64, plain, running
+from tests.waiting import DEADLINE_SECONDS
 
 
 class Quiet(NamedTuple):
@@ -54,6 +55,17 @@ EXE: Final = (
     b'Content-Type: application/octet-stream; name="run.exe"\r\n'
     b'Content-Disposition: attachment; filename="run.exe"\r\n\r\nMZ\r\n'
 )
+
+
+def signed(*changes: tuple[bytes, bytes]) -> list[str | bytes]:
+    """The steps of a message that is sent as it is."""
+    body = b"\r\n--b\r\n\r\nHello\r\n--b\r\nContent-Type: text/x-sig\r\n\r\nsig\r\n--b--\r\n"
+    return message(
+        b"From: shop@example.com\r\nSubject: Hello\r\nContent-Type: multipart/signed; boundary=b\r\n" + body, *changes
+    )
+
+
+ME: Final = b"From: shop@example.com"
 CASES: Final = (
     # No relay: without a key, nothing begins.
     Case("MAIL first", MAIL, "503 5.5.1", ""),
@@ -116,6 +128,14 @@ CASES: Final = (
     Case("two senders", message(MESSAGE, (FROM, FROM + b", ceo@example.net")), "554 5.6.0"),
     Case("two From", with_header(b"From: ceo@example.net"), "554 5.6.0"),
     Case("no From", message(MESSAGE, (b"From:", b"X-From:")), "554 5.6.0"),
+    Case("a sender in a signed message", signed((ME, b"From: ceo@example.net")), "550 5.7.1"),
+    Case("a first From with a space", signed((b"From", b"From : ceo@example.net\r\nFrom")), "554 5.6.0"),
+    Case("a From below a space", signed((b"Subject:", b"Subject :"), (b"Content", b"From: c@x.net\r\nContent")), "554"),
+    Case("a Sender with a space", signed((ME, ME + b"\r\nSender : ceo@example.net")), "554 5.6.0"),
+    Case("two addresses in angles", signed((b"shop@", b"<shop@example.com> <ceo@example.net> x")), "554 5.6.0"),
+    Case("an address as the name", signed((ME, ME + b" <ceo@example.net>")), "554 5.6.0"),
+    Case("a group of senders", signed((ME, ME + b": ceo@example.net;")), "554 5.6.0"),
+    Case("a quote in a comment", signed((ME, b'From: (") <ceo@example.net> (") <shop@example.com>')), "554 5.6.0"),
     Case("another Sender", with_header(b"Sender: ceo@example.net"), "550 5.7.1"),
     Case("another Resent-From", with_header(b"Resent-From: ceo@example.net"), "550 5.7.1"),
     Case("a header that controls a provider", with_header(b"X-SES-CONFIGURATION-SET: a"), "554 5.6.0"),
@@ -225,6 +245,13 @@ async def test_slow_and_large_clients_are_refused(settings: Settings, words: dic
         assert await unexpected(door, TIGHT, words) == {}
 
 
+async def test_commands_do_not_extend_the_time_for_the_login(settings: Settings, token: str) -> None:
+    async with running(replace(settings, submission_idle_seconds=0.1)) as door, door.client() as client:
+        while (reply := await client.say("NOOP")).startswith("250"):
+            pass
+    assert reply == "421 4.4.2 The client took too long to log in. Connect again."
+
+
 async def test_without_tls_nothing_begins(settings: Settings, words: dict[str, str], certificate: Path) -> None:
     limits: dict[str, Any] = {"submission_tls": "starttls", "submission_certificate": certificate}
     context = ssl.create_default_context()
@@ -256,6 +283,31 @@ async def test_connections_are_limited_by_address_and_in_total(settings: Setting
         "220 mx.ex",
         "421 4.3.2",
     ]
+
+
+async def test_connections_that_do_not_encrypt_are_limited_and_delay_no_stop(
+    settings: Settings, token: str, certificate: Path
+) -> None:
+    limits: dict[str, Any] = {"submission_connections_per_address": 3, "submission_tls": "implicit"}
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        running(replace(settings, submission_certificate=certificate, **limits)) as door,
+    ):
+        silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(5)]
+        assert [await reader.read() for reader, _ in silent[3:]] == [b"", b""]
+        assert not any(reader.at_eof() for reader, _ in silent[:3])
+        async with door.client(context, source="127.0.0.2") as client:
+            await client.log_in(token)
+        silent[0][1].write(b"EHLO a\r\n")  # and no TLS
+        assert b"220" not in await silent[0][0].read()
+        async with door.client(context):
+            pass
+        door.stop()
+        assert [await reader.read() for reader, _ in silent[1:3]] == [b"", b""]
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_an_address_with_many_wrong_logins_gets_one_more_per_connection(

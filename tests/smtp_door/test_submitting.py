@@ -129,6 +129,51 @@ async def test_no_recipient_gets_a_message_twice(
     assert len(recipients(connection)) == len(set(recipients(connection)))
 
 
+async def test_a_message_is_no_repetition_of_a_test(
+    door: RunningDoor, client: Client, connection: psycopg.Connection
+) -> None:
+    test = make_key(connection, is_test=True)
+    async with door.client() as tester:
+        await tester.log_in(test)
+        for content in (MESSAGE, MESSAGE, KEYED):
+            assert (await tester.submit(content=content)).startswith("250 2.0.0")
+
+    assert [(await client.submit(content=each))[:9] for each in (MESSAGE, KEYED)] == ["554 5.6.0"] * 2
+    assert connection.execute("select distinct channel from email_log").fetchall() == [("test",)]
+
+
+async def test_a_key_that_is_revoked_sends_no_message_that_it_has_begun(
+    door: RunningDoor, client: Client, connection: psycopg.Connection, token: str
+) -> None:
+    assert (await client.begin("ann@example.org")).startswith("354")
+    connection.execute("update api_key set revoked_at = now()")
+
+    async def is_known() -> bool:
+        async with door.client() as other:
+            await other.say("EHLO a")
+            return (await other.say(f"AUTH PLAIN {plain(token)}")).startswith("235")
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while await is_known():
+            pass
+    assert (await client.say(MESSAGE + b".\r\n")).startswith("421 4.7.0")
+    assert stored(connection) == []
+
+
+async def test_a_large_message_is_copied_for_a_few_more_recipients_at_a_time(
+    door: RunningDoor, connection: psycopg.Connection
+) -> None:
+    people = [f"{name}@example.org" for name in "abcdef"]
+    content = MESSAGE + (b"a" * 990 + b"\r\n") * 7_000  # two copies fit into a batch
+    token = make_key(connection, recipients_per_day=4)
+    async with door.client() as client:
+        await client.log_in(token)
+        assert (await client.submit(people[0], content=content)).startswith("250 2.0.0")
+        assert (await client.submit(*people, content=content)).startswith("450 4.7.1")
+
+    assert recipients(connection) == people[:3]
+
+
 async def test_two_processes_cannot_accept_a_recipient_twice(
     token: str, settings: Settings, connection: psycopg.Connection
 ) -> None:

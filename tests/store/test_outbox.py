@@ -118,15 +118,17 @@ async def test_an_expired_lease_is_recovered_by_the_emails_policy_or_else_the_ho
     assert books.status(email_id) == ("failed" if status == "held" else "pending")
 
 
-@pytest.mark.parametrize(("own", "host", "status"), [(1, 5, "held"), (5, 1, "pending")])
-async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
-    outbox: Outbox, store: LeaseStore, books: Books, own: int, host: int, status: str
+@pytest.mark.parametrize(
+    ("own", "host", "status", "channel"), [(1, 5, "held", None), (1, 5, "held", "test"), (5, 1, "pending", None)]
+)
+async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts_and_a_test_has_no_dead_letter(
+    outbox: Outbox, store: LeaseStore, books: Books, own: int, host: int, status: str, channel: str | None
 ) -> None:
     expired, lost = books.enqueue(2)
     long_ago = datetime(2026, 1, 1, tzinfo=UTC)
     await store.lease(books.keys([expired]), 60)
-    books.change(expired, max_attempts=own, locked_until=long_ago)
-    books.change(lost, max_attempts=own, attempt_count=1, publish_due_at=None, published_at=long_ago)
+    books.change(expired, max_attempts=own, locked_until=long_ago, channel=channel)
+    books.change(lost, max_attempts=own, attempt_count=1, publish_due_at=None, published_at=long_ago, channel=channel)
     books.connection.execute(
         "insert into relay_timeline (timeline, is_synchronous, uncertain_before, doubted_at)"
         " values (1, false, clock_timestamp(), clock_timestamp() - interval '1 hour')"
@@ -135,7 +137,9 @@ async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
     await outbox.recover_expired(OnUncertain.RESEND, host, await outbox.find_expiring())
     await outbox.republish_lost(["normal"], 1, 100, OnUncertain.RESEND, host)
 
-    assert [books.status(expired), books.status(lost)] == [status, status]
+    has_letter = status == "held" and channel is None
+    found = [books.row(each) for each in (expired, lost)]
+    assert [(row["status"], row["dead_letter_due_at"] is not None) for row in found] == [(status, has_letter)] * 2
 
 
 async def test_a_lease_that_is_being_recorded_is_left_alone(outbox: Outbox, store: LeaseStore, books: Books) -> None:
