@@ -27,6 +27,7 @@ class EmailOptions(TypedDict, total=False):
 
     tags: Sequence[str]
     metadata: Mapping[str, str]
+    topic: str | None
     tenant_id: str
     correlation_id: str | None
     on_uncertain: OnUncertain | Literal["hold", "resend"] | None
