@@ -178,9 +178,9 @@ def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[st
     readers: dict[str, str] = {}
     for name in dict.fromkeys((*map(provider_of, settings.providers), *settings.providers)):
         gaps += [  # one would use the login of the other
-            f"DISPATCHER_PROVIDERS: {readers[each.variable]} and {name} would both read {each.variable}. Rename one."
+            f"DISPATCHER_PROVIDERS: {other} and {name} would both read {each.variable}. Rename one."
             for each in plugins.own_settings(name)
-            if readers.setdefault(each.variable, name) != name
+            if (other := readers.setdefault(each.variable, name)) != name and (account_of(name) or account_of(other))
         ]
     if origins[_variable("sms_countries")].text is None and _sender_countries(settings) == frozenset():
         gaps.append(
