@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 from email.parser import BytesParser
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from dispatcher import Email
@@ -110,7 +111,7 @@ class Case:
         return self.change(b"".join(line + b"\r\n" for line in lines) + self.part)
 
     def email(self) -> Email:
-        return Email.from_mime(self.message, message_key=self.name, recipients=self.recipients)
+        return Email.from_mime(self.message, message_key=self.name, recipients=self.recipients, topic="news")
 
 
 CHARSETS = {
@@ -249,6 +250,7 @@ def _cases() -> Iterator[Case]:
     for name, words, part, head, change in (
         ("no from", "exactly one header From", body(), ["-From"], None),
         ("two from", "exactly one header From", body(), ["From: a@example.com\r\nFrom: b@example.com"], None),
+        ("two from, with a space", "exactly one header From", body(), ["X-A : 1", "From : b@example.com"], None),
         ("two authors", "exactly one header From", body(), ["From: a@example.com, b@example.com"], None),
         ("no recipient", "no recipient", body(), ["-To"], None),
         ("resent without recipients", "recipients", body(), ["Resent-To: a@example.org"], None),
@@ -332,12 +334,21 @@ def hostile() -> dict[str, tuple[bytes, str]]:
     head = b"From: shop@example.com\r\nTo: ann@example.org\r\n"
     many = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + b"--b\r\n\r\nx\r\n" * 100_000 + b"--b--\r\n"
     nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n) for n in range(2000))
+    long = "too long for its addresses"
+    letters = product(b"abcdefghijklmnopqrstuvwxyz", repeat=3)
+    many_headers = b"".join(b"%c%c%c:\r\n" % each for each in islice(letters, 10_800))
     return {
+        "many headers": (head + many_headers + b"\r\nx\r\n", RAW),
+        "punycode": (head + leaf("text/plain", b"b" * 300_000, charset="punycode", cte="base64"), RAW),
+        **{
+            f"addresses {each!r}": (head.replace(b"To: ", b"To: " + each * (50_000 // len(each))) + b"\r\nx\r\n", long)
+            for each in (b'"@"', b'"@"\r\n ', b'"@,"', b'(,)"@"', b'(a"b)c",@" ', b".@", b"a@b, ")
+        },
         "many parts": (head + many, RAW),
         "nested parts": (head + nested, RAW),
         "emails in emails": (head + b"Content-Type: message/rfc822\r\n\r\n" * 3000, RAW),
         "empty lines": (head + b"\r\n" * 6_000_000, RAW),
         "a long type": (head + b"Content-Type: text/plain" + b";\r\n a=b" * 8_000 + b"\r\n\r\nx\r\n", RAW),
-        "comments": (head.replace(b"To: ", b"To: " + b"(a)\r\n " * 8_000) + b"\r\nx\r\n", "too long for its addresses"),
-        "quotes": (head.replace(b"To: ", b"To: " + b'"a"\r\n ' * 8_000) + b"\r\nx\r\n", "too long for its addresses"),
+        "comments": (head.replace(b"To: ", b"To: " + b"(a)\r\n " * 8_000) + b"\r\nx\r\n", long),
+        "quotes": (head.replace(b"To: ", b"To: " + b'"a"\r\n ' * 8_000) + b"\r\nx\r\n", long),
     }

@@ -82,6 +82,10 @@ def test_an_account_has_its_own_logins_and_the_other_settings_of_its_provider(tm
             ({"DISPATCHER_PROVIDERS": f"smtp:{name}"}, "such as smtp:billing")
             for name in ("", "1", "a-b", "a:b", "x" * 20)
         ),
+        (
+            {"DISPATCHER_PROVIDERS": "smtp:oauth_token"},
+            "smtp and smtp:oauth_token would both read",
+        ),
         ({"DISPATCHER_SMS_PROVIDERS": "twilio:a"}, "only providers of email have several accounts"),
         ({"DISPATCHER_SMS_PROVIDERS": "smtp:a"}, "list it in DISPATCHER_PROVIDERS instead"),
         ({**TWO, "SENDGRID_API_KEY": "SG.x"}, "SENDGRID_ACME_API_KEY is not set, but DISPATCHER_PROVIDERS lists"),

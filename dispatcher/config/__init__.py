@@ -175,6 +175,13 @@ def _sender_countries(settings: Settings) -> frozenset[str] | None:
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
     """A sentence for each mistake that matters only for sending."""
     gaps = [f"DISPATCHER_PROVIDERS: {clash}" for name in settings.providers if (clash := plugins.clash(name))]
+    readers: dict[str, str] = {}
+    for name in dict.fromkeys((*map(provider_of, settings.providers), *settings.providers)):
+        gaps += [  # one would use the login of the other
+            f"DISPATCHER_PROVIDERS: {other} and {name} would both read {each.variable}. Rename one."
+            for each in plugins.own_settings(name)
+            if (other := readers.setdefault(each.variable, name)) != name and (account_of(name) or account_of(other))
+        ]
     if origins[_variable("sms_countries")].text is None and _sender_countries(settings) == frozenset():
         gaps.append(
             "DISPATCHER_SMS_COUNTRIES is not set, and no default sender of SMS is a number that shows a country: list "

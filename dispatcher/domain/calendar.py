@@ -10,6 +10,8 @@ from dispatcher.domain.text import body_fault
 from dispatcher.errors import InvalidEmail
 
 MAX_CALENDAR_OCTETS: Final = 1024 * 1024
+MAX_DEPTH: Final = 10
+"""Of components: a VALARM is at the third level. A path is kept for each level, so this also bounds the memory."""
 METHODS: Final = ("PUBLISH", "REQUEST", "REPLY", "ADD", "CANCEL", "REFRESH", "COUNTER", "DECLINECOUNTER")
 """The methods of RFC 5546, section 1.4."""
 CALENDAR_FILENAME: Final = "invite.ics"
@@ -53,7 +55,7 @@ class Calendar(OutgoingCalendar):
             raise InvalidEmail("content", f"is larger than {MAX_CALENDAR_OCTETS} bytes")
         if fault := body_fault(text) or ("contains a bare CR" if "\r" in text else None):
             raise InvalidEmail("content", fault)
-        found = _method_in(_FOLD.sub("", text).splitlines())
+        found = _method_in(_FOLD.sub("", text).strip("\n").split("\n"))
         if self.method and self.method.upper() != found:
             raise InvalidEmail("method", f"must be {found}, as METHOD in the content; they must agree (RFC 6047)")
         object.__setattr__(self, "content", text.replace("\n", "\r\n"))
@@ -92,6 +94,8 @@ def _properties(lines: list[str]) -> dict[str, dict[str, str]]:
             raise InvalidEmail("content", "must be one iCalendar object, and has something after it")
         if name == "BEGIN":
             inside.append(value.upper())
+            if len(inside) > MAX_DEPTH:
+                raise InvalidEmail("content", f"has components in components, more than {MAX_DEPTH} levels")
         elif name == "END":
             if not inside or inside.pop() != value.upper():
                 raise InvalidEmail("content", "has an END without its BEGIN")

@@ -29,10 +29,11 @@ from typing import Any, Final, Protocol, cast
 
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.calendar import Calendar
+from dispatcher.domain.email_rules import MAX_RECIPIENTS
 from dispatcher.domain.email_rules import addresses as checked_addresses
-from dispatcher.domain.headers import header_name_fault, is_reserved
+from dispatcher.domain.headers import HEADER_KINDS, HeaderKind, header_name_fault, is_reserved
 from dispatcher.domain.outgoing import Attachment
-from dispatcher.domain.raw_mime import FIELD, MAX_RAW_OCTETS, head_of, raw_fault, raw_octets
+from dispatcher.domain.raw_mime import FIELD, MAX_LINE_OCTETS, MAX_RAW_OCTETS, head_of, raw_fault, raw_octets
 from dispatcher.domain.text import header_fault, shown
 from dispatcher.errors import InvalidEmail
 
@@ -41,6 +42,8 @@ MAX_MULTIPARTS: Final = 16
 MAX_LINES: Final = 1_000_000
 MAX_PART_FIELD_CHARACTERS: Final = 4_000
 MAX_MAILBOX_CHARACTERS: Final = 400
+MAX_CHARACTERS_BETWEEN_COMMAS: Final = 1000
+MAX_HEADERS: Final = 500
 """Python's parser takes seconds or minutes for messages beyond these limits, so they are not parsed. An email with the
 most and largest attachments is below them."""
 _REPLACED: Final = frozenset({"date", "message-id", "mime-version", "bcc", "received", "return-path"})
@@ -64,6 +67,14 @@ _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\((?:[^()\\]|\\.)*\)', re.DOTALL
 _CID: Final = re.compile(r"""cid:([^"'\s<>)]{1,500})""", re.IGNORECASE)
 _FAULTS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """What Python's parser raises for some invalid messages."""
+_FOREIGN_CHARSETS: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
+"""Codecs of Python that no mail program has. Python needs hours to decode some megabytes of Punycode."""
+_URL: Final = re.compile("<[^<>]*>")
+_SPACE_BEFORE_COLON: Final = re.compile(rb"^([!-9;-~]+)[ \t]+:", re.MULTILINE)
+_CONTENT_TYPE: Final = re.compile(rb"^content-type:.*\n(?:[ \t].*\n)*", re.MULTILINE | re.IGNORECASE)
+_OUTSIDE: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|[^"(),;]+|.', re.DOTALL)
+_SLOW: Final = frozenset('"([')
+_IN_COMMENT: Final = re.compile(r"\\.|[^\\()]+|.", re.DOTALL)
 _BOUNDARY: Final = re.compile(rb"boundary[\s*0-9]*=", re.IGNORECASE)
 _MAX_KEPT_CHARACTERS: Final = 500
 
@@ -156,7 +167,7 @@ class MimeIn:
         self._allowed = allowed_headers
         self._read: dict[str, list[AddressHeader]] = {}
         try:
-            self._head = HeaderParser(policy=_POLICY).parsestr(head_of(octets).decode())
+            self._head = _head_in(octets)
             sender = self._addresses("from")
             if len(self._head.get_all("from", [])) != 1 or len(sender) != 1:
                 raise InvalidEmail(FIELD, "needs exactly one header From, with one address")
@@ -220,6 +231,8 @@ class MimeIn:
         if self._missing:
             raise Lost("names recipients in To or Cc who do not get it")
         names = [name.lower() for name in self._head]
+        if len(names) > MAX_HEADERS:
+            raise Lost("has too many headers to be read")
         kept: dict[str, str] = {}
         for name in self._head:
             lowered = name.lower()
@@ -249,6 +262,8 @@ class MimeIn:
         if value is None:
             return ""
         text = str(value).replace("\t", " ").strip()
+        if HEADER_KINDS.get(name.lower()) is HeaderKind.URLS:  # a URL has no spaces, except for those of its folding
+            text = _URL.sub(lambda found: found[0].replace(" ", ""), text)
         if getattr(value, "defects", ()) or "\N{REPLACEMENT CHARACTER}" in text or header_fault(text):
             raise Lost(f"has a header {shown(name)} that cannot be decoded")
         return text
@@ -265,11 +280,36 @@ class MimeIn:
         return self._read[name]
 
 
+def _head_in(octets: bytes) -> EmailMessage:
+    # Python's parser would read no header from one with a space before its colon on, and other mail software all.
+    # It would parse the type, which only the parser of the parts needs: for a second, if the type is long.
+    head = _CONTENT_TYPE.sub(b"", _SPACE_BEFORE_COLON.sub(rb"\1:", head_of(octets))).decode()
+    return HeaderParser(policy=_POLICY).parsestr(head)
+
+
 def _address_fields(head: EmailMessage, name: str) -> list[AddressHeader]:
     source = [str(value) for each, value in head.raw_items() if each.lower() == name]
-    if sum(map(len, source)) > 1000 + MAX_MAILBOX_CHARACTERS * sum(value.count("@") for value in source):
+    if sum(map(len, source)) > 1000 + MAX_MAILBOX_CHARACTERS * sum(value.count("@") for value in source) or any(
+        map(_takes_long, source)
+    ):
         raise InvalidEmail(FIELD, f"has a header {name} that is too long for its addresses")
     return [value for value in head.get_all(name, []) if isinstance(value, AddressHeader)]
+
+
+def _takes_long(value: str) -> bool:
+    """Whether Python's parser takes the square of the length: of a text without comma, or of quotes without spaces."""
+    at = begin = depth = separators = 0
+    while at < len(value):
+        found = (_IN_COMMENT if depth else _OUTSIDE).match(value, at)
+        assert found is not None
+        text, at = found[0], found.end()
+        depth += (text == "(") - (text == ")" and depth > 0)
+        if text in (",", ";") and not depth:
+            if at - begin > MAX_CHARACTERS_BETWEEN_COMMAS:
+                return True
+            begin, separators = at, separators + 1
+    has_long_word = any(len(word) > MAX_LINE_OCTETS and not _SLOW.isdisjoint(word) for word in value.split())
+    return has_long_word or at - begin > MAX_CHARACTERS_BETWEEN_COMMAS or separators > 2 * MAX_RECIPIENTS
 
 
 def _address(name: str, spec: str) -> str:
@@ -382,9 +422,11 @@ def _text(part: EmailMessage, *, is_root: bool = False, allowed: Collection[str]
         raise Lost("has a file in the place of its text")
     content = _content(part, {"charset", *allowed}, is_root=is_root)
     try:
-        return (
-            content.decode(codecs.lookup(str(part.get_param("charset", "us-ascii"))).name).replace("\r\n", "\n") or None
-        )
+        charset = codecs.lookup(str(part.get_param("charset", "us-ascii"))).name
+        if charset in _FOREIGN_CHARSETS:
+            raise Lost("has a text in a charset that is only Python's")
+        # As all mail software reads it: many programs label Windows-1252 as Latin-1.
+        return content.decode("cp1252" if charset == "iso8859-1" else charset).replace("\r\n", "\n") or None
     except (LookupError, ValueError):
         raise Lost("has a text that does not fit its charset") from None
 
@@ -436,7 +478,7 @@ def why_raw(email: AnyEnvelope) -> str:
 def senders_in(octets: bytes) -> list[str]:
     """The addresses in From, Sender, Resent-From and Resent-Sender of a message that `MimeIn` has read."""
     try:
-        head = HeaderParser(policy=_POLICY).parsestr(head_of(octets).decode())
+        head = _head_in(octets)
         fields = [each for name in _SENDERS for each in _address_fields(head, name)]
         found = [address.addr_spec for each in fields for address in each.addresses]
     except _FAULTS:

@@ -23,7 +23,7 @@ from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, of_whole_email
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail, without_recipients
-from dispatcher.domain.raw_mime import names_in
+from dispatcher.domain.raw_mime import fields_of, head_of
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
@@ -325,7 +325,12 @@ class UnsubscribeHeaders:
         sender = normalised(email.sender)
         if sender not in self._senders and sender.rpartition("@")[2] not in self._senders:
             return email
-        names = email.headers if email.raw is None else names_in(email.raw)
+        names: Collection[str] = email.headers
+        if email.raw is not None:
+            fields = list(fields_of(head_of(email.raw)))
+            names = [name for name, _ in fields]
+            if any(name == "dkim-signature" and b"list-unsubscribe" in field.lower() for name, field in fields):
+                return email  # the signature says that there is no such header, and would break
         if recipients_of(email) != 1 or any(name.lower() == LIST_UNSUBSCRIBE.lower() for name in names):
             return email
         (address,) = (*email.to, *email.cc, *email.bcc)

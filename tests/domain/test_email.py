@@ -225,6 +225,7 @@ def test_an_invalid_attachment_cannot_be_made(field: str, wrong: Any) -> None:
         (ics(of="VFOO"), "", "content: needs one of: VEVENT"),
         *((ics(without=each), "", f"content: has no {each} in VEVENT") for each in ("UID", "DTSTAMP", "ORGANIZER")),
         (ics(without="ATTENDEE"), "", "content: has no ATTENDEE in VEVENT, which METHOD:REQUEST needs"),
+        (ics().replace("BEGIN:VEVENT", "BEGIN:V\r\n" * 9 + "BEGIN:VEVENT"), "", "content: has components in comp"),
         (ics(), "CANCEL", "method: must be REQUEST"),
         (ics() + "\0", "", "content: contains a NUL"),
         (None, "", "content: must be a string"),
@@ -239,6 +240,7 @@ def test_a_calendar_that_programs_would_ignore_cannot_be_made(text: Any, method:
 
 def test_a_calendar_takes_its_method_from_its_text() -> None:
     assert Calendar(ics().replace("\r\n", "\n")) == Calendar("\ufeff" + ics("REQUEST"), "request")
+    assert Calendar(ics().replace("SUMMARY:", "SUMMARY:a line\u2028and\x85another ")).method == "REQUEST"
     assert (Calendar(ics("CANCEL", without="ATTENDEE")).method, Calendar(ics()).content) == ("CANCEL", ics())
 
 

@@ -17,9 +17,11 @@ from dispatcher.store.figures import count_for_overview, count_kept_back
 from tests.store.suppressing import suppress
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider
+from tests.worker.test_suppression import SIGNED
 
 ALLOWED: Final = "ann@example.org, shop.example, +49151 1"
 ANN, BOB, CEM, EVE = "Ann <ANN@example.org>", "bob@shop.example", "cem@customer.example", "eve@customer.example"
+RAW: Final = {"raw": SIGNED, "text": None, "topic": "news"}
 Seen = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str | None]
 
 
@@ -42,6 +44,8 @@ CASES: Final = {
     "in spite of suppression": Case({"to": CEM, "ignore_suppression": True}, None, redirected(CEM)),
     "large": Case({"to": CEM, "text": "x" * 200_000}, None, redirected(CEM)),
     "as bob, who is suppressed": Case({"to": ["sue@shop.example", CEM]}, None, redirected("sue@shop.example", CEM)),
+    "raw, of a topic that bob left": Case({**RAW, "to": [ANN, BOB]}, ((ANN,), (), (), None), ((ANN,), (), (), None)),
+    "raw, to all": Case({**RAW, "to": CEM}, None, redirected(CEM)),
     "many": Case({"to": [f"c{n:03}@customer.example" for n in range(100)]}, None, ((), (), (), "and 66 more")),
 }
 
@@ -69,6 +73,7 @@ def texts(bench: Bench) -> list[UUID]:
 async def test_only_allowed_recipients_get_emails_and_sms(bench: Bench, *, is_redirected: bool) -> None:
     emails, sms = Seeing(), Seeing("twilio", Capabilities(copies=1, channel="sms"))
     suppress(bench.books.connection, "sue@shop.example")
+    suppress(bench.books.connection, BOB, topic="news")
     email_ids = {bench.books.enqueue_one(**case.fields): name for name, case in CASES.items()}
     sms_ids = texts(bench)
     redirect: dict[str, Any] = {"REDIRECT_TO": "qa@example.org"} if is_redirected else {}

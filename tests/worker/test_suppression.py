@@ -245,9 +245,11 @@ async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe
     (other,) = await bench.enqueue(sender="shop@example.net")
     (own,) = await bench.enqueue(headers={"List-Unsubscribe": "<mailto:stop@example.com>"})
     (raw,) = await bench.enqueue(raw=SIGNED, text=None)
+    dkim = b"DKIM-Signature: v=1; d=example.com;\r\n h=from : list-unsubscribe ;\r\n b=YQ==\r\n" + SIGNED
+    (signed_without,) = await bench.enqueue(raw=dkim, text=None)
     (own_raw,) = await bench.enqueue(raw=b"List-Unsubscribe: <mailto:stop@example.com>\r\n" + SIGNED, text=None)
 
-    await bench.settled({"sent": 7})
+    await bench.settled({"sent": 8})
 
     hasher = hasher_of(bench.books.connection)
     for email_id in (one, large, raw):
@@ -257,8 +259,8 @@ async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe
             "List-Unsubscribe": f"<https://mail.example.com/v1/unsubscribe/{token}>",
             "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
         }
-    assert provider.headers[two] == provider.headers[other] == provider.headers[own_raw] == {}
-    assert provider.raws == [SIGNED, b"List-Unsubscribe: <mailto:stop@example.com>\r\n" + SIGNED]
+    assert [provider.headers[each] for each in (two, other, own_raw, signed_without)] == [{}] * 4
+    assert provider.raws == [SIGNED, dkim, b"List-Unsubscribe: <mailto:stop@example.com>\r\n" + SIGNED]
     assert provider.headers[own] == {"List-Unsubscribe": "<mailto:stop@example.com>"}
 
 
