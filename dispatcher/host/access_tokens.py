@@ -106,10 +106,6 @@ class AccessTokens:
                 return False
             self._proven, self._refused = "", refused.text
             self._stored = replace(self._stored, token=None)
-            with self._locked() as is_ours:
-                found = self._read()
-                if is_ours and found.token is not None and found.token.text == refused.text:
-                    self._write(replace(found, token=None))
         return True
 
     async def close(self) -> None:
