@@ -203,7 +203,12 @@ def operation(action: type[Action[Any]]) -> Operation:
     parameters = [path_parameter(name, *_split(fields[name])) for name in in_path]
     if method == "GET":
         parameters += [
-            {**path_parameter(name, *_split(schema)), "in": "query", "required": action.fields[name].is_required}
+            {
+                **path_parameter(name, *_split(schema)),
+                "in": "query",
+                "required": action.fields[name].is_required,
+                **({"explode": False} if schema.get("type") == "array" else {}),  # commas separate the items
+            }
             for name, schema in fields.items()
             if name not in in_path
         ]

@@ -25,6 +25,7 @@ from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import PROVIDER, REPLAYS
 from dispatcher.actions.emails import ListEmails
 from dispatcher.actions.feed import ListEvents
+from dispatcher.actions.resend import SUBJECT
 from dispatcher.actions.suppressions import RECIPIENTS
 from dispatcher.actions.webhooks import URL
 from dispatcher.admission.policy import Policy
@@ -65,6 +66,7 @@ VALID: Final[list[tuple[Kind[Any], Any]]] = [
     (INSTANT, "2099-01-01T00:00:00Z"),
     (SEND_AT, (NOW + timedelta(days=1)).isoformat()),
     (PROVIDER, "smtp"),  # the providers of installed packages
+    (SUBJECT, "A subject"),  # control characters
     (URL, "https://shop.example.com/hooks"),  # which addresses are public
     # Cursors are opaque.
     (ListEvents.fields["after"].kind, Cursor(1, Position(1, 1), NOW).text()),
