@@ -55,7 +55,7 @@ NEVER: Final = datetime.now(UTC) + timedelta(days=300)
 EXPIRED: Final = datetime(2020, 1, 1, tzinfo=UTC)
 WORKERS: Final = ("worker-1", "worker-2")
 RELAY: Final = "slot-1:relay"
-PERSON: Final = {"actor": "ann@ops-1", "reason": "test", "is_test": False}
+PERSON: Final[dict[str, Any]] = {"actor": "ann@ops-1", "reason": "test", "is_test": False}
 LONG_SECONDS: Final = 600
 HASHER: Final = AddressHasher(b"k" * 32)
 EMPTIED: Final = (
