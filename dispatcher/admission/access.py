@@ -89,7 +89,7 @@ class Caller:
 
     @property
     def sees_content(self) -> bool:
-        """Whether the caller may read the senders, recipients and subjects of emails. Nobody may without a key."""
+        """Whether the caller may read the senders, recipients and subjects of emails; never without a key."""
         return self.key is not None and Scope.CONTENT in self.key.scopes
 
     def check_lane(self, lane: str | None, prefix: str = "") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dispatcher.config import Settings
 from dispatcher.domain.headers import is_reserved
 from dispatcher.domain.message import Message
-from dispatcher.domain.mime_in import files_in
+from dispatcher.domain.mime_body import files_in
 from dispatcher.domain.outgoing import endings_of
 from dispatcher.domain.raw_mime import names_in
 from dispatcher.domain.sms import Sms
@@ -72,7 +72,7 @@ def _within_raw(faults: Iterator[InvalidEmail]) -> Iterator[InvalidEmail]:
     """The faults of a raw message's files, which have no field of their own."""
     try:
         for each in faults:
-            yield InvalidEmail("raw", f"has files, of which {each.field} {each.reason}")
+            yield InvalidEmail("raw", f"has a file that is refused: {each.field} {each.reason}")
     except InvalidEmail as error:  # the files cannot be found
         yield error
 

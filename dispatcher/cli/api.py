@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 
 from dispatcher.cli.environment import API_NEEDS, load_settings, read_settings
+from dispatcher.cli.serving import serve, with_address
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import Settings
-from dispatcher.config.values import api_listener
 from dispatcher.domain.accounts import provider_of
 from dispatcher.errors import DispatcherError
 from dispatcher.providers.capture import NAME as CAPTURE
@@ -63,12 +61,7 @@ def api_settings() -> Settings:
 
 
 def _serve(address: str | None, *, share_port: bool) -> int:
-    settings = api_settings()
-    if address is not None:
-        try:
-            settings = replace(settings, api_address=api_listener(address))
-        except ValueError as error:
-            raise click.UsageError(f"--address {error}.") from None
+    settings = with_address(api_settings(), "api_address", address)
     try:
         from dispatcher.api.server import run_api
     except ModuleNotFoundError as error:
@@ -76,15 +69,4 @@ def _serve(address: str | None, *, share_port: bool) -> int:
             f"The HTTP API needs a package that is not installed: {error.name}.",
             remedy="Run: pip install 'email-dispatcher[api]'",
         ) from None
-    from setproctitle import setproctitle
-
-    from dispatcher.admission.process import listen
-    from dispatcher.supervisor.preflight import prepare_store
-    from dispatcher.telemetry import log, tracing
-
-    log.configure(settings.log_level, settings.log_format, worker="api")
-    setproctitle("dispatcher: api")
-    prepare_store(settings)
-    tracing.prepare()
-    with listen(settings.api_address, setting="DISPATCHER_API_ADDRESS", shares_port=share_port) as listener:
-        return run_api(settings, listener)
+    return serve(settings, "api", "api_address", run_api, shares_port=share_port)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 
 from dispatcher.cli.environment import API_NEEDS, load_settings
+from dispatcher.cli.serving import serve, with_address
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config.rules import unprotected_submission
-from dispatcher.config.values import api_listener
 from dispatcher.errors import ConfigurationError, DispatcherError
 
 
@@ -47,12 +45,7 @@ def command(address: str | None, *, share_port: bool) -> int:
 
 
 def _serve(address: str | None, *, share_port: bool) -> int:
-    settings = load_settings(*API_NEEDS)
-    if address is not None:
-        try:
-            settings = replace(settings, submission_address=api_listener(address))
-        except ValueError as error:
-            raise click.UsageError(f"--address {error}.") from None
+    settings = with_address(load_settings(*API_NEEDS), "submission_address", address)
     if mistakes := unprotected_submission(settings):
         raise ConfigurationError(mistakes)
     try:
@@ -62,17 +55,5 @@ def _serve(address: str | None, *, share_port: bool) -> int:
             f"The SMTP server needs a package that is not installed: {error.name}.",
             remedy="Run: pip install 'email-dispatcher[smtp]'",
         ) from None
-    from setproctitle import setproctitle
-
-    from dispatcher.admission.process import listen
-    from dispatcher.supervisor.preflight import prepare_store
-    from dispatcher.telemetry import log, tracing
-
-    log.configure(settings.log_level, settings.log_format, worker="smtp")
-    setproctitle("dispatcher: smtp")
-    server_context(settings)
-    prepare_store(settings)
-    tracing.prepare()
-    setting = "DISPATCHER_SUBMISSION_ADDRESS"
-    with listen(settings.submission_address, setting=setting, shares_port=share_port) as listener:
-        return run_smtp(settings, listener)
+    server_context(settings)  # refuses a wrong certificate before the database is asked
+    return serve(settings, "smtp", "submission_address", run_smtp, shares_port=share_port)

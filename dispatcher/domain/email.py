@@ -164,7 +164,8 @@ class Email(Message):
         Raises:
             InvalidEmail: The message or an option is invalid.
         """
-        from dispatcher.domain.mime_in import Lost, MimeIn, octets_of_message
+        from dispatcher.domain.mime_body import Lost
+        from dispatcher.domain.mime_in import MimeIn, octets_of_message
 
         read = MimeIn(octets_of_message(message), recipients, allowed_headers)
         others: dict[str, Any] = {"message_key": message_key, "allowed_headers": allowed_headers, **options}

@@ -21,6 +21,7 @@ MAX_RAW_OCTETS: Final = MAX_ATTACHMENT_OCTETS // 3 * 4 * 78 // 76 + 1024 * 1024
 MAX_HEAD_OCTETS: Final = 64 * 1024
 """The most octets of the header section. Some servers accept no more."""
 MAX_LINE_OCTETS: Final = 998
+"""Without CRLF (RFC 5322, section 2.1.1)."""
 
 _LONE_LF: Final = re.compile(rb"(?<!\r)\n")
 _FIELD: Final = re.compile(rb"([!-9;-~]{1,997}):[^\r\n]*(?:\r\n[ \t][^\r\n]*)*(?:\r\n|\Z)")
@@ -67,12 +68,19 @@ def raw_octets(given: bytes) -> bytes:
     raw = kept + body
     if not raw.endswith(b"\r\n"):
         raw += b"\r\n"
-    start = 0
-    while start < len(raw):  # in steps of several short lines
-        if (end := raw.rfind(b"\n", start, start + MAX_LINE_OCTETS + 2)) < 0:
-            raise InvalidEmail(FIELD, f"has a line of more than {MAX_LINE_OCTETS} bytes, which SMTP does not allow")
-        start = end + 1
+    if has_long_line(raw):
+        raise InvalidEmail(FIELD, f"has a line of more than {MAX_LINE_OCTETS} bytes, which SMTP does not allow")
     return raw
+
+
+def has_long_line(octets: bytes) -> bool:
+    """Whether a line is longer than `MAX_LINE_OCTETS`. Each line ends with CRLF."""
+    start = 0
+    while len(octets) - start > MAX_LINE_OCTETS:  # in steps of several short lines
+        if (end := octets.rfind(b"\n", start, start + MAX_LINE_OCTETS + 2)) < 0:
+            return True
+        start = end + 1
+    return False
 
 
 def raw_fault(raw: bytes, allowed: Collection[str]) -> str | None:

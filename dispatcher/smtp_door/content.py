@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Final
 
 from dispatcher.admission.problems import Problem
+from dispatcher.domain.raw_mime import MAX_LINE_OCTETS
 
 _END: Final = b"\r\n.\r\n"
-MAX_LINE_OCTETS: Final = 998
-"""Without CRLF (RFC 5322, section 2.1.1)."""
 TOO_LARGE: Final = "552 5.3.4 The message is larger than {:,} bytes, the limit of this server. Send a smaller message."
 LONG_LINE: Final = (
-    "554 5.6.0 A line of the message is longer than 998 bytes. Encode this part as base64 or quoted-printable."
+    f"554 5.6.0 A line of the message is longer than {MAX_LINE_OCTETS} bytes. Encode this part as base64 or "
+    "quoted-printable."
 )
 
 
@@ -58,14 +58,3 @@ class Content:
         """The whole content, without the dots that SMTP adds. Releases the collected octets."""
         octets, self._octets = self._octets, bytearray()
         return bytes(memoryview(octets.replace(b"\r\n.", b"\r\n"))[2:])
-
-
-def has_long_line(content: bytes) -> bool:
-    """Whether a line is longer than `MAX_LINE_OCTETS`."""
-    start = 0
-    while len(content) - start > MAX_LINE_OCTETS:
-        end = content.rfind(b"\r\n", start, start + MAX_LINE_OCTETS + 2)
-        if end < 0:
-            return True
-        start = end + 2
-    return False

@@ -19,18 +19,12 @@ from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.domain.email import Email
 from dispatcher.domain.headers import is_reserved
+from dispatcher.domain.raw_mime import has_long_line
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
-from dispatcher.smtp_door.content import LONG_LINE, has_long_line
+from dispatcher.smtp_door.content import LONG_LINE
 from dispatcher.smtp_door.guard import Guard
-from dispatcher.smtp_door.message_key import (
-    fingerprint_of,
-    head_of,
-    key_of_recipient,
-    name_of,
-    values_of,
-    without_headers,
-)
+from dispatcher.smtp_door.message_key import Submission, key_of_recipient
 from dispatcher.smtp_door.replies import of_problem
 from dispatcher.store.address_hashes import normalised
 from dispatcher.store.api_keys import ApiKey
@@ -41,7 +35,7 @@ from dispatcher.telemetry.log import get_log
 from dispatcher.telemetry.tracing import TRACER
 
 MAX_HOPS: Final = 50
-"""The most Received headers of a message. More mean that it goes in a circle."""
+TOO_MANY_HOPS: Final = f"554 5.4.6 The message has more than {MAX_HOPS} Received headers: it goes in a circle."
 
 
 class Refused(Exception):
@@ -135,26 +129,30 @@ class Door:
         """Enqueues a message for those of its recipients for whom it was not enqueued. Returns the id of an email of
         the message, and whether this call has enqueued one."""
 
-        def read() -> tuple[bool, Draft]:
-            self._check_form(content)
-            name = name_of(content, sender)
-            return name.is_given, self._draft(caller, recipients, content, name.message_key, traceparent)
+        def read() -> tuple[Submission, bool, Draft]:
+            if has_long_line(content):
+                raise Refused(LONG_LINE)
+            message = Submission(content)
+            if len(message.values("received")) > MAX_HOPS:
+                raise Refused(TOO_MANY_HOPS)
+            name = message.name(sender)
+            return message, name.is_given, self._draft(caller, recipients, message, name.message_key, traceparent)
 
-        is_given, item = await run_off_loop(len(content), read)
+        message, is_given, item = await run_off_loop(len(content), read)
         (answer,) = await self.enqueuer.enqueue([item], caller)
         if isinstance(answer, Enqueued) and answer.acceptance in (Acceptance.KNOWN, Acceptance.CONFLICT):
             is_same = answer.acceptance is Acceptance.KNOWN
             held = await find_held_recipients(self.sessions, answer.email_id, [normalised(each) for each in recipients])
             missing = [each for each in recipients if normalised(each) not in held]
-            # Another message may have the same Message-ID, if nobody gets both. A given key names one message only.
+            # Another message may have the same Message-ID if no recipient gets both. A given key names one message.
             if not is_same and not is_given and len(missing) == len(recipients):
                 is_same = True
             if is_same and missing:
-                return await self._enqueue_missing(caller, missing, content, item, traceparent)
+                return await self._enqueue_missing(caller, missing, message, item, traceparent)
         return require_enqueued(answer).email_id, answer.acceptance is Acceptance.ACCEPTED  # type: ignore[union-attr]
 
     async def _enqueue_missing(
-        self, caller: Caller, missing: Sequence[str], content: bytes, first: Draft, traceparent: str | None
+        self, caller: Caller, missing: Sequence[str], message: Submission, first: Draft, traceparent: str | None
     ) -> tuple[UUID, bool]:
         """Enqueues an email for each recipient: its key names the message and the recipient, so it is unique however a
         client regroups the recipients (docs/decisions/0092-smtp-door.md). Each has a copy of the content, so a few at
@@ -162,28 +160,22 @@ class Door:
 
         def read(some: Sequence[str]) -> list[Draft]:
             keys = [(key_of_recipient(first.email.message_key, normalised(each)), each) for each in some]
-            return [self._draft(caller, [address], content, key, traceparent) for key, address in keys]
+            return [self._draft(caller, [address], message, key, traceparent) for key, address in keys]
 
         enqueued: list[Enqueued] = []
-        at_once = max(1, BATCH_OCTETS // len(content))
+        at_once = max(1, BATCH_OCTETS // len(message.content))
         for start in range(0, len(missing), at_once):
             some = missing[start : start + at_once]
-            drafts = await run_off_loop(len(content) * len(some), partial(read, some))
+            drafts = await run_off_loop(len(message.content) * len(some), partial(read, some))
             enqueued += [require_enqueued(answer) for answer in await self.enqueuer.enqueue(drafts, caller)]
         return enqueued[0].email_id, any(each.acceptance is Acceptance.ACCEPTED for each in enqueued)
 
-    def _check_form(self, content: bytes) -> None:
-        if has_long_line(content):
-            raise Refused(LONG_LINE)
-        if len(values_of(head_of(content), b"received")) > MAX_HOPS:
-            raise Refused(f"554 5.4.6 The message has more than {MAX_HOPS} Received headers: it goes in a circle.")
-
     def _draft(
-        self, caller: Caller, recipients: Sequence[str], content: bytes, key: str, traceparent: str | None
+        self, caller: Caller, recipients: Sequence[str], message: Submission, key: str, traceparent: str | None
     ) -> Draft:
         email = Email.from_mime(
             # Mail programs add headers on their own, so those that the policy does not allow are left out, not refused.
-            without_headers(content, lambda name: is_reserved(name) or self.validator.policy.allows_header(name)),
+            message.with_headers(lambda name: is_reserved(name) or self.validator.policy.allows_header(name)),
             message_key=key,
             recipients=recipients,
             tenant_id=caller.tenant(None),
@@ -191,5 +183,5 @@ class Door:
         )
         self.validator.check(email, caller)
         return draft([email], traceparent, caller.lane, is_test=caller.is_test)[0]._replace(
-            payload_hash=fingerprint_of(content, is_test=caller.is_test)
+            payload_hash=message.fingerprint(is_test=caller.is_test)
         )

@@ -12,7 +12,7 @@
 -- New events also suppress recipients for the tenant of the email. Repeated events do not, because they would restore
 -- an entry that an operator has removed. A complaint that names several recipients of an email suppresses none of them:
 -- a provider that does not know who complained names every recipient at the same server. An event with a doubt
--- suppresses nobody. An unsubscribe with the code `group` suppresses only for the topic of its email; see OF_TOPIC.
+-- suppresses no recipient. An unsubscribe with the code `group` suppresses only for the topic of its email; see OF_TOPIC.
 -- Ids, hashes and instants are sent in binary, because psycopg takes about 15 µs to write a hash as text.
 -- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, of new events
 -- that are impossible, and of events without an email; the seconds from acceptance to delivery of newly delivered
