@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.values import dataclass
@@ -31,8 +31,7 @@ def account_of(name: str) -> str:
     return name.partition(SEPARATOR)[2]
 
 
-@dataclass(frozen=True, slots=True)
-class AccountRule:
+class AccountRule(NamedTuple):
     """Emails with this tenant, sender and lane use these accounts. A condition that is None applies to all emails."""
 
     accounts: tuple[str, ...]

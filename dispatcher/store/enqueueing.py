@@ -67,15 +67,13 @@ def draft(
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
     ids = new_email_ids(len(emails))
+    hashes = [email.payload_hash() for email in emails]
+    if is_test:
+        hashes = [sha256(b"test" + each).digest() for each in hashes]
     return [
-        Draft(new_id, email, _hash_of(email, is_test=is_test), traceparent, email.lane or lane, is_test)
-        for new_id, email in zip(ids, emails, strict=True)
+        Draft(new_id, email, payload_hash, traceparent, email.lane or lane, is_test)
+        for new_id, email, payload_hash in zip(ids, emails, hashes, strict=True)
     ]
-
-
-def _hash_of(email: Message, *, is_test: bool) -> bytes:
-    payload_hash = email.payload_hash()
-    return sha256(b"test" + payload_hash).digest() if is_test else payload_hash
 
 
 def insert_parameters(
@@ -170,7 +168,7 @@ def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Param
     rows = [
         (item.email_id, position, *file)
         for item in drafts
-        if item.email_id in inserted
+        if has_file_parts(item.email) and item.email_id in inserted
         for position, file in enumerate(file_parts(item.email))
     ]
     names = ("email_ids", "positions", "filenames", "content_types", "contents", "content_ids", "parts")
